@@ -258,8 +258,8 @@ class Matcher:
         is_partial = any(map(_is_dots, r_args)) or any(_is_dots(each.value) for each in r.keywords)
         r_args = [each for each in r_args if not _is_dots(each)]
         is_catalog = bool(_kind(r))
-        theirs = {common_argument(k.arg): k for k in r.keywords if k.arg and not _is_dots(k.value)}
-        mine = {common_argument(k.arg): k for k in c.keywords if k.arg}
+        theirs = {common_argument(k.arg, names[0]): k for k in r.keywords if k.arg and not _is_dots(k.value)}
+        mine = {common_argument(k.arg, names[1]): k for k in c.keywords if k.arg}
         if _kind(r) in ("optimizer", "schedule"):
             r_args = _without_rate(r_args, theirs, self.frameworks[0], _kind(r))
             c_args = _without_rate(c_args, mine, self.frameworks[1], _kind(r))

@@ -105,9 +105,9 @@ UNARY = _words(
 )
 
 
-def common_argument(name: str) -> str:
-    """Return the name of an argument that both frameworks share."""
-    return _COMMON.get(name, name)
+def common_argument(name: str, call: str = "") -> str:
+    """Return the name of an argument that both frameworks share; ``rho`` of paddle's RMSProp is torch's ``alpha``."""
+    return "alpha" if (name, call) == ("rho", "RMSProp") else _COMMON.get(name, name)
 
 
 def argument_name(framework: str, common: str, name: str) -> str:
@@ -123,14 +123,24 @@ def argument_name(framework: str, common: str, name: str) -> str:
     return SPELLINGS["torch"].arguments.get(common, common if common in KEYWORDS else name)
 
 
-# The argument that layers without sizes take first, by place.
-_FIRST = {
-    "leakyrelu": "negative_slope",
-    "elu": "alpha",
-    "celu": "alpha",
-    "softplus": "beta",
-    **dict.fromkeys(_words("softmax logsoftmax glu"), "dim"),
-    **dict.fromkeys(_words("dropout dropout1d dropout2d dropout3d alphadropout"), "p"),
+# The arguments that layers take by place, in both frameworks, by their common names.
+_PLACES = {
+    name: arguments.split()
+    for names, arguments in {
+        "leakyrelu": "negative_slope",
+        "elu celu": "alpha",
+        "softplus": "beta",
+        "softmax logsoftmax glu": "dim",
+        "dropout dropout1d dropout2d dropout3d alphadropout": "p",
+        "groupnorm": "num_groups num_channels eps",
+        "layernorm rmsnorm": "normalized_shape eps",
+        "conv1d conv2d conv3d": "in_channels out_channels kernel_size stride padding dilation groups",
+        "avgpool1d avgpool2d avgpool3d maxpool1d maxpool2d maxpool3d": "kernel_size stride padding",
+        "embedding": "num_embeddings embedding_dim padding_idx",
+        "lstm gru": "input_size hidden_size num_layers",
+        "upsample": "size scale_factor mode",
+    }.items()
+    for name in names.split()
 }
 
 
@@ -141,9 +151,10 @@ def argument_place(call: str, argument: str) -> int | None:
         call: the name of the layer or function.
         argument: the argument's common name.
     """
-    if kind_of(call) == "layer":
-        return 0 if common_argument(_FIRST.get(call.lower(), "")) == argument else None
-    names = [common_argument(each) for each in parameters_of(common_call(call))] if kind_of(call) == "function" else []
+    names = _PLACES.get(call.lower(), []) if kind_of(call) == "layer" else []
+    names = [
+        common_argument(each) for each in (parameters_of(common_call(call)) if kind_of(call) == "function" else names)
+    ]
     return names.index(argument) if argument in names else None
 
 

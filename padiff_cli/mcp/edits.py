@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+import numpy as np
+
 from padiff.compare.diagnose.hypotheses.engine import Explanation
+from padiff.records import Both
 from padiff.records.diagnostic import ARGUMENT_NAMES, named_at
 
 _KEYWORD = re.compile(r"\b([A-Za-z_]\w*)\s*(?:=(?!=)|:)\s*([^\s,()]+)")
@@ -38,8 +41,9 @@ _REMOVED, _SURPLUS = (
     re.compile(r"\s*(?:remove|drop|delete|leave out)\b"),
     re.compile(r"\bmore\b|\bno\b|only the candidate|left out"),
 )
-# Least share of an explanation that decides about other values of its argument.
-_DECIDES = 0.9
+# Least share of an explanation that decides about other values of its argument, and least number of learning rates that
+# show the form of a schedule: a cosine has three numbers.
+_DECIDES, _LEAST_RATES = 0.9, 4
 
 
 def answering(edit: str, known: Sequence[Explanation]) -> list[Explanation]:
@@ -96,6 +100,36 @@ def answering(edit: str, known: Sequence[Explanation]) -> list[Explanation]:
 def _about(argument: str, known: Sequence[Explanation]) -> list[Explanation]:
     """Return the explanations that name an argument."""
     return [each for each in known if named_at(_words(each), argument) is not None]
+
+
+def schedule_of(edit: str, rates: Mapping[int, Both[float]]) -> tuple[str, float] | None:
+    """Return the form of the schedule whose number an edit gives as the reference has it, and the candidate's number.
+
+    The form is ``cosine`` or ``exponential``. The reference's rates have to follow the form with the edit's number, and
+    the candidate's with one other number and the same first and last rate.
+
+    Args:
+        edit: the edit, with one number.
+        rates: the learning rates of the steps in which they differ, by the number of the step.
+    """
+    numbers = [float(each) for each in _NUMBER.findall(_INSTEAD.split(edit)[0])]
+    if len(numbers) != 1 or numbers[0] <= 0 or len(rates) < _LEAST_RATES:
+        return None
+    number, steps = numbers[0], np.array(sorted(rates), float)
+    reference, candidate = (np.array(list(column), float) for column in zip(*(rates[k] for k in sorted(rates))))
+    with np.errstate(all="ignore"):
+        start = reference[0] / number ** steps[0]
+        weights = (1 + np.cos(np.pi * steps / number)) / 2
+        (last, first), *_ = np.linalg.lstsq(np.stack([1 - weights, weights], 1), reference, rcond=None)
+        found = [
+            ("exponential", start * number**steps, (candidate / start) ** (1 / steps)),
+            ("cosine", last * (1 - weights) + first * weights,
+             np.pi * steps / np.arccos(2 * (candidate - last) / (first - last) - 1)),
+        ]  # fmt: skip
+        for form, rule, own in found:
+            if np.allclose(rule, reference, rtol=1e-6, atol=0) and np.allclose(own, own[0], rtol=1e-4, atol=0):
+                return form, float(f"{own[0]:.6g}")
+    return None
 
 
 def _with_numbers(numbers: set[float], known: Sequence[Explanation]) -> list[Explanation]:

@@ -28,7 +28,7 @@ from padiff.records.report_data import CANNOT_TELL, MATCH
 from padiff.report_formats import json_parts
 from padiff.system.terminal import printable
 from padiff_cli.mcp import answers
-from padiff_cli.mcp.edits import answering
+from padiff_cli.mcp.edits import answering, schedule_of
 
 # Number of comparisons that are kept, of files with the rest, of values in an answer and in such a file.
 _KEPT, _FILES, _SHOWN, _MOST = 4, 100, 64, 65_536
@@ -113,6 +113,26 @@ class _Compared:
             named = [each for each in map(_explanation, filter(None, (first, *self.report.independent))) if each]
             self._explanations = [*(each for each in named if each.text not in texts), *known]
         return self._explanations
+
+    def of_schedule(self, edit: str) -> list[Explanation]:
+        """Return what an edit of a schedule's number makes of the learning rates; nothing if it is another number."""
+        differences = [each for each in self.report.settings_differ if each.kind == "learning_rate"]
+        schedule = schedule_of(
+            edit,
+            {
+                each.step: each.values
+                for each in differences
+                if each.step > 0 and all(isinstance(value, (int, float)) for value in each.values)
+            },
+        )
+        if schedule is None or self.report.first_diff is None:
+            return []
+        form, own = schedule
+        cause = self.report.first_diff.cause
+        share = float(cause is not None and cause.kind == "learning_rate")
+        text = f"the learning rates follow one {form} schedule with this number, the candidate's with {own:g}"
+        text = text if share else f"another difference, and not the first one: {text}"
+        return [Explanation("learning_rate", text, "", share, None, False, declared=True)]
 
 
 def _explanation(fault: FirstDiff) -> Explanation | None:
@@ -247,7 +267,7 @@ class Tools:
         if compared.report.outcome == MATCH:
             raise UsageError("the runs match: there is no difference that an edit could explain")
         known = compared.explanations
-        found = answering(wanted.edit, known)
+        found = answering(wanted.edit, known) or compared.of_schedule(wanted.edit)
         first = compared.report.first_diff
         answer = answers.WhatIf(
             edit=wanted.edit,

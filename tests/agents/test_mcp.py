@@ -24,10 +24,11 @@ from mcp.client.stdio import stdio_client
 import padiff
 from padiff.compare.diagnose.hypotheses.engine import Explanation
 from padiff.errors import UsageError
+from padiff.records import Both
 from padiff.records.diagnostic import diagnostic_schema
 from padiff_cli.main import main
 from padiff_cli.mcp.answers import LARGEST
-from padiff_cli.mcp.edits import answering
+from padiff_cli.mcp.edits import answering, schedule_of
 from padiff_cli.mcp.tools import TOOLS, Tools
 
 pytestmark = pytest.mark.slow
@@ -319,6 +320,22 @@ def test_an_edit_of_two_causes_that_are_known_apart_is_answered():
     assert [each.share for each in answering("max_norm=0.5", [loss, clip])] == [0.0]
     # What the other argument does is not known.
     assert answering("beta=0.3, pct_start=0.4", [loss, clip]) == []
+
+
+@pytest.mark.parametrize(
+    ("rule", "edit", "expected"),
+    [
+        (lambda t, n: 1e-4 + (2e-3 - 1e-4) * (1 + np.cos(np.pi * t / n)) / 2, "T_max=20", ("cosine", 10.0)),
+        (lambda t, n: 1e-4 + (2e-3 - 1e-4) * (1 + np.cos(np.pi * t / n)) / 2, "period = 10", None),
+        (lambda t, n: 0.1 * (n / 25) ** t, "gamma=0.8", ("exponential", 0.4)),
+        (lambda t, n: 0.1 * (n / 25) ** t, "gamma=0.9", None),
+        (lambda t, n: 0.1 / (1 + t / n), "T_max=20", None),
+    ],
+)
+def test_the_number_of_a_schedule_follows_from_the_rates(rule, edit, expected):
+    rates = {t: Both(rule(t, 20), rule(t, 10)) for t in range(1, 6)}
+    found = schedule_of(edit, rates)
+    assert found == expected if found is None else found == (expected[0], pytest.approx(expected[1]))
 
 
 def test_a_fault_beside_the_first_one_is_an_answer_that_leaves_the_first_one(tools, runs):

@@ -374,6 +374,19 @@ CASES = {
          "cause": Cause("optimizer_setting", "set differently")},
         ["-config = {'rate': 0.01, 'decay': 0.01}", "+config = {'rate': 0.01, 'decay': 0.1}"],
     ),
+    "an argument of a layer by place": (
+        {"text": "from paddle import nn\nnorm = nn.GroupNorm(4, channels)\n", "framework": "paddle", "at": "norm",
+         "cause": Cause("layer_setting", "set differently", fix="paddle.nn.GroupNorm(..., num_groups=2)")},
+        ["-norm = nn.GroupNorm(4, channels)", "+norm = nn.GroupNorm(2, channels)"],
+    ),
+    "an argument with another name in an optimizer of paddle": (
+        {"text": "import paddle\nopt = paddle.optimizer.RMSProp(1e-3, rho=0.9, epsilon=1e-8, parameters=ps)\n",
+         "framework": "paddle", "stage": "update", "at": "opt",
+         "reference": "opt = torch.optim.RMSprop(ps, lr=1e-3, alpha=0.95)",
+         "cause": Cause("optimizer_setting", "other")},
+        ["-opt = paddle.optimizer.RMSProp(1e-3, rho=0.9, epsilon=1e-8, parameters=ps)",
+         "+opt = paddle.optimizer.RMSProp(1e-3, rho=0.95, epsilon=1e-8, parameters=ps)"],
+    ),
     "a loss that is a class": (
         {"text": "import paddle\nloss_fn = paddle.nn.SmoothL1Loss()\n", "framework": "paddle", "stage": "loss",
          "at": "loss_fn",
