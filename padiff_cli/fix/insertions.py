@@ -17,7 +17,7 @@ from padiff.compare.declared.layers import layer_fix
 from padiff.frameworks.catalog import number_text
 from padiff.model.equivalents import common_kind
 from padiff.records import Layer
-from padiff_cli.fix.drafts import SIGNED
+from padiff_cli.fix.drafts import NUMBERS, SIGNED
 from padiff_cli.fix.fault import Fault
 from padiff_cli.fix.matching import unread_variables
 from padiff_cli.fix.source import (
@@ -222,10 +222,13 @@ def _micro_batches(fault: Fault, project: Project) -> Iterator[Proposal]:
 
 def _scaled_terms(fault: Fault, project: Project) -> Iterator[Proposal]:
     """Yield a term of a sum times the factor that only the reference has, as the cause says: the last term first."""
-    found = _NOT_SCALED.search(fault.words)
-    if found is None:
+    found, weights = _NOT_SCALED.search(fault.words), NUMBERS.search(fault.words)
+    if fault.kind == "loss_term_weight" and weights is not None and float(weights[1]) == 1.0:
+        number = float(weights[2])  # the candidate has no factor
+    elif found is not None:
+        number = float(found[1])
+    else:
         return
-    factor = number_text(float(found[1]))
     own = fault.models.lines.candidate
     frames = [fault.lines.candidate, *(own[key] for key in own if key == "@total" or key.startswith("@loss:"))]
     terms: list[tuple[Source, ast.expr]] = []
@@ -234,8 +237,12 @@ def _scaled_terms(fault: Fault, project: Project) -> Iterator[Proposal]:
         value = getattr(statement, "value", None)
         if source is not None and isinstance(value, ast.expr):
             terms += [(source, term) for term in reversed(_terms(value))]
-    patches = ((_around(source, term, f"{factor} * ", ""),) for source, term in dict.fromkeys(terms))
-    yield from _ranked((edits, f"a term is multiplied by {factor}") for edits in patches)
+    for k, (source, term) in enumerate(islice(dict.fromkeys(terms), _MOST)):
+        # A name that holds the number, or its root, says more than the number.
+        root = _name_of(project, source, term, math.sqrt(number)) if number > 1 else ""
+        factor = _name_of(project, source, term, number) or (f"{root} ** 2" if root else number_text(number))
+        edit = _around(source, term, f"{factor} * ", "")
+        yield Proposal((edit,), f"a term is multiplied by {factor}", _NAMED + 0.01 * k)
 
 
 def _terms(node: ast.expr) -> list[ast.expr]:

@@ -28,6 +28,8 @@ from padiff_cli.fix.vocabulary import (
     value_text,
 )
 
+# Largest number of pairs of constants for means and scales. Each is a run.
+_MOST_NORMALISED = 4
 _ZEROING = {"torch": "zero_grad", "paddle": "clear_grad"}
 
 
@@ -268,7 +270,11 @@ class LoopRules(Drafts):
             for source, node in rows
             if all(number_of(each) is not None for each in node.elts)
         ]
-        for (source, means, shifts), (other, scales, divisors) in permutations(vectors[:4], 2):
+        # Both stand near each other, mostly the means first.
+        ranked = sorted(permutations(vectors, 2), key=lambda pair: (
+            pair[0][0].file != pair[1][0].file, abs(pair[0][1].lineno - pair[1][1].lineno)
+        ))  # fmt: skip
+        for (source, means, shifts), (other, scales, divisors) in ranked[:_MOST_NORMALISED]:
             # The candidate's (x - m) / s is f times the reference's, plus o.
             new = [shift + offset * divisor for shift, divisor, (_, offset) in zip(shifts, divisors, pairs)]
             edits = [_rewritten(source, means, new)]

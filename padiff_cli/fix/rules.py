@@ -12,7 +12,7 @@ from itertools import permutations
 from padiff.frameworks.catalog import LAYERS, number_text
 from padiff.model.equivalents import common_kind
 from padiff.system.frames import Frame
-from padiff_cli.fix.drafts import FIX, LINES, OTHERS, SIGNED, Drafts, called_function, parsed_call
+from padiff_cli.fix.drafts import FIX, LINES, NUMBERS, OTHERS, SIGNED, Drafts, called_function, parsed_call
 from padiff_cli.fix.fault import Fault, nodes_at
 from padiff_cli.fix.hyperparameters import parameter_groups, trainer_arguments
 from padiff_cli.fix.insertions import insertions, literals, places
@@ -38,9 +38,7 @@ from padiff_cli.fix.vocabulary import (
 
 # Largest cost of two lines that are compared, and of lines that are searched for: others are other lines. Chosen.
 _ALIKE, _NEAR = 6.0, 3.0
-# Causes that name two numbers, or two calls with their arguments: the candidate's number comes first, the reference's
-# call does.
-_NUMBERS = re.compile(rf"is ({SIGNED})(?: in the candidate)? for the reference's ({SIGNED})(?![\w.])")
+# Causes that name two calls with their arguments: the reference's comes first.
 _TWO_CALLS = re.compile(r"(\w+\([^()]*(?:\([^()]*\)[^()]*)*\)) against (\w+\([^()]*(?:\([^()]*\)[^()]*)*\))")
 _SURPLUS = re.compile(r"(\w+)\(\) in `[^`]*` is left out")
 # An argument with both values, and calls with an argument that only the reference makes.
@@ -353,7 +351,7 @@ class Rules(Drafts):
 
     def _numbers(self) -> Iterator[Proposal]:
         """Yield the reference's number in the place of the candidate's, where the cause names both."""
-        found = _NUMBERS.search(self._fault.words)
+        found = NUMBERS.search(self._fault.words)
         if found is None:
             return
         own, text = float(found[1]), found[2]

@@ -133,9 +133,13 @@ def schedule_of(edit: str, rates: Mapping[int, Both[float]]) -> tuple[str, float
 
 
 def _with_numbers(numbers: set[float], known: Sequence[Explanation]) -> list[Explanation]:
-    """Return the proven explanations that need the numbers of an edit."""
+    """Return the certain explanations that need the numbers of an edit, which 0 and 1 do not tell from others.
+
+    Of a scaled input or output no number of the reference's code is known.
+    """
     certain = [each for each in known if each.proven or each.declared]
-    return [each for each in certain if numbers and numbers <= _reference_numbers(each)]
+    certain = [each for each in certain if not each.kind.startswith(("input_", "output_"))]
+    return [each for each in certain if numbers - {0.0, 1.0} and numbers <= _reference_numbers(each)]
 
 
 def _named_by_words(wanted: str, replaced: str, known: Sequence[Explanation]) -> list[Explanation]:

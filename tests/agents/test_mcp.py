@@ -295,7 +295,8 @@ def test_an_edit_in_other_words_is_the_same_edit(edit, known, share):
     ("edit", "known"),
     [
         ("normalise by std 0.229, 0.224, 0.225 instead of 0.5", INPUT), ("temperature=0.05", NUMBER),
-        ("eps=0.07", NUMBER), ("remove the relu", ORDER), ("add the residual before the relu", RESIDUAL),
+        ("eps=0.07", NUMBER), ("smooth=1.0", INPUT), ("smooth=0.448", INPUT),
+        ("remove the relu", ORDER), ("add the residual before the relu", RESIDUAL),
     ],
 )  # fmt: skip
 def test_an_edit_of_another_quantity_is_no_answer(edit, known):

@@ -374,6 +374,14 @@ CASES = {
          "cause": Cause("optimizer_setting", "set differently")},
         ["-config = {'rate': 0.01, 'decay': 0.01}", "+config = {'rate': 0.01, 'decay': 0.1}"],
     ),
+    "the factor of a term of the loss, by a name": (
+        {"text": "class L:\n    def __init__(self, temperature=3.0):\n        self.temperature = temperature\n"
+         "    def forward(self, p, q):\n        kd = F.kl_div(p / self.temperature, q)\n"
+         "        return kd + self.ce(q)\n", "stage": "loss", "at": "kd =",
+         "cause": Cause("loss_term_weight", "the weight of a term of the loss is 1 for the reference's 9")},
+        ["-        kd = F.kl_div(p / self.temperature, q)",
+         "+        kd = self.temperature ** 2 * F.kl_div(p / self.temperature, q)"],
+    ),
     "an argument of a layer by place": (
         {"text": "from paddle import nn\nnorm = nn.GroupNorm(4, channels)\n", "framework": "paddle", "at": "norm",
          "cause": Cause("layer_setting", "set differently", fix="paddle.nn.GroupNorm(..., num_groups=2)")},
