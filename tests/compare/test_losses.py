@@ -211,6 +211,22 @@ def test_what_is_wrong_with_a_loss_is_said(reference, candidate, slot, kind, pro
     assert re.search(says, str(first.cause)), first.cause
 
 
+def test_smoothed_labels_are_ignored_by_one_framework_only():
+    """Paddle's loss is the sum over all rows, divided by the number of logits, as numpy finds."""
+    options = {"ignore_index": int(LABELS[0]), "label_smoothing": 0.1}
+    report = padiff.compare_runs(
+        trained(TORCH, lambda o: F.cross_entropy(o, t(LABELS), **options)),
+        trained(PADDLE, lambda o: P.cross_entropy(o, p(LABELS), **options)),
+    )
+    cause = report.first_diff.cause
+    assert (
+        cause.kind == "ignored_rows"
+        and not cause.proven
+        and "where labels are smoothed, paddle ignores none" in str(cause)
+    )
+    assert cause.fix.startswith("keep = labels != ")
+
+
 def test_the_other_way_round_and_in_one_framework():
     report = padiff.compare_runs(trained(PADDLE, PCE), trained(TORCH, lambda o: F.cross_entropy(o, t(OTHER))))
     assert (report.first_diff.slot, report.first_diff.cause.kind) == ("cross_entropy().input.labels", "labels")

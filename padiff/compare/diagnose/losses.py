@@ -473,6 +473,16 @@ def _ignored_rows(calls: Both[LossCall]) -> Cause | None:
     count, counted = labels.size, int((labels != ignored).sum())
     counts = Both(count, counted) if counting.reference else Both(counted, count)
     counter = (reference if counting.reference else candidate).framework
+    if (candidate if counting.candidate else reference).settings.get("label_smoothing"):
+        # Paddle looks for ignored labels among the numbers of the smoothed rows.
+        text = (
+            f"{count - counted} of {count} labels are ignored: where labels are smoothed, {counter} ignores none, and "
+            "divides by the number of all logits"
+        )
+        fix = (
+            f"keep = labels != {ignored}; {functions_of(candidate.framework)}cross_entropy(logits[keep], labels[keep])"
+        )
+        return Cause("ignored_rows", text, fix=fix * counting.candidate)
     text = (
         f"{count - counted} of {count} labels are ignored, and the reference's mean is over {counts.reference} rows, "
         f"the candidate's over {counts.candidate}: {counter} counts ignored rows where ignore_index is negative"
