@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from kit.trainings import optimizer_of, trained
+from torch import nn
 
 from padiff.compare import compare_runs
 from padiff_cli.fix.session import _helps
@@ -37,3 +39,38 @@ def test_one_of_two_settings_that_is_right_now_is_progress(report_of):
 def test_a_setting_that_is_wrong_otherwise_is_none(report_of, after):
     before = report_of(lr=2e-2, betas=(0.9, 0.999))
     assert not _helps(before, before.first_diff, report_of(**after))
+
+
+class Ended(nn.Module):
+    """Calls the last function itself, where the reference's part has it as a layer."""
+
+    def __init__(self, parts):
+        super().__init__()
+        self.first, self.second = parts
+
+    def forward(self, x):
+        return torch.sigmoid(self.second(self.first(x)))
+
+
+def _parts(activation, end=()):
+    torch.manual_seed(1)
+    first = nn.Sequential(nn.Linear(5, 7), activation())
+    return first, nn.Sequential(nn.Linear(7, 6), activation(), nn.Linear(6, 3), *end)
+
+
+def test_layers_that_end_elsewhere_once_they_agree_are_no_loss(tmp_path):
+    """The parts are compared as wholes only while their insides differ."""
+    make = optimizer_of("torch", "SGD", {"lr": 0.1})
+    nets = {
+        "reference": nn.Sequential(*_parts(nn.SiLU, (nn.Sigmoid(),))),
+        "before": Ended(_parts(nn.GELU)),
+        "after": Ended(_parts(nn.SiLU)),
+        "relu": Ended(_parts(nn.ReLU)),
+    }
+    for name, net in nets.items():
+        trained("torch", make, net=net, folder=str(tmp_path / name))
+    before, after, relu = (compare_runs(str(tmp_path / "reference"), str(tmp_path / name), workers=1)
+                           for name in ("before", "after", "relu"))  # fmt: skip
+    assert after.passed and after.coverage.cut_elsewhere and after.coverage.compared < before.coverage.compared
+    assert _helps(before, before.first_diff, after)
+    assert not _helps(before, before.first_diff, relu)
