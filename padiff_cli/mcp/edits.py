@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 
 import numpy as np
 
@@ -44,18 +45,30 @@ _REMOVED, _SURPLUS = (
 # Least share of an explanation that decides about other values of its argument, and least number of learning rates that
 # show the form of a schedule: a cosine has three numbers.
 _DECIDES, _LEAST_RATES = 0.9, 4
+# Least share of an explanation that a change in words may mean. Chosen.
+_MOSTLY = 0.5
 
 
-def answering(edit: str, known: Sequence[Explanation]) -> list[Explanation]:
+def answering(
+    edit: str, known: Sequence[Explanation], has: Mapping[str, object] = MappingProxyType({})
+) -> list[Explanation]:
     """Return the explanations that an edit asks for.
 
     An edit that sets an argument asks for the explanations of this argument; other texts for those with their words. If
     they need another value than the edit has, the answer is what the edit leaves: the share is estimated on the line
     between the values of the two sides, and nothing is proven.
+
+    Args:
+        edit: the edit.
+        known: the explanations.
+        has: what the candidate declares, by the name of the setting: an argument that it has already changes nothing.
     """
     edit = _GELU.sub(lambda match: f"{'tanh-form' if match[1] else 'exact'} GELU", edit)
     wanted, _, replaced = _INSTEAD.sub("\0", edit, count=1).partition("\0")
     arguments, numbers = _arguments(edit), _numbers(_INVERSE.sub("", wanted))
+    changed = {name: value for name, value in arguments.items() if _numbers(value) != {has.get(name)}}
+    if changed and len(changed) < len(arguments):
+        arguments, numbers = changed, set().union(*map(_numbers, changed.values()))
     # What an edit of one of several causes leaves is not computed.
     known = [each for each in known if each.kind.count("+") < max(1, len(arguments))]
     if _REMOVED.match(edit):
@@ -83,6 +96,8 @@ def answering(edit: str, known: Sequence[Explanation]) -> list[Explanation]:
             related = _named_by_words(call.group(1) if call else wanted, replaced, known)
         rooted = _ROOT.search(edit) is not None
         agreeing = [each for each in related if all(_is_needed(number, each, rooted) for number in numbers)]
+        # The words of a change are those of many edits: one that explains little may be another one.
+        agreeing = [each for each in agreeing if not changes or each.share >= _MOSTLY]
         if not changes:
             agreeing = [each for each in agreeing if not _is_own(each, call.group(1) if call else wanted)]
         if not agreeing and not call:

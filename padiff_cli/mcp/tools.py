@@ -114,6 +114,15 @@ class _Compared:
             self._explanations = [*(each for each in named if each.text not in texts), *known]
         return self._explanations
 
+    @property
+    def has(self) -> dict[str, object]:
+        """Return the settings of the candidate's optimizers, as far as all groups have one value."""
+        values: dict[str, set[object]] = {}
+        for key, value in open_run(self.paths.candidate).info.settings.items():
+            if key.startswith("optimizer.") and isinstance(value, (int, float)):
+                values.setdefault(key.rpartition(".")[2], set()).add(float(value))
+        return {name: next(iter(some)) for name, some in values.items() if len(some) == 1}
+
     def of_schedule(self, edit: str) -> list[Explanation]:
         """Return what an edit of a schedule's number makes of the learning rates; nothing if it is another number."""
         differences = [each for each in self.report.settings_differ if each.kind == "learning_rate"]
@@ -267,7 +276,7 @@ class Tools:
         if compared.report.outcome == MATCH:
             raise UsageError("the runs match: there is no difference that an edit could explain")
         known = compared.explanations
-        found = answering(wanted.edit, known) or compared.of_schedule(wanted.edit)
+        found = answering(wanted.edit, known, compared.has) or compared.of_schedule(wanted.edit)
         first = compared.report.first_diff
         answer = answers.WhatIf(
             edit=wanted.edit,

@@ -9,6 +9,7 @@ import os
 import shutil
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import anyio
@@ -303,6 +304,12 @@ def test_an_edit_of_another_quantity_is_no_answer(edit, known):
     assert answering(edit, [known]) == []
 
 
+def test_a_change_in_words_is_no_edit_that_explains_nothing():
+    little = replace(RESIDUAL, share=0.1, proven=False)
+    assert answering("x = x + self.body(x)", [little]) == []
+    assert answering("x = x + self.body(x)", [little, RESIDUAL]) == [RESIDUAL]
+
+
 def test_an_edit_of_one_of_two_causes_is_no_answer():
     both = proven("learning_rate+adam_beta2", f"{RATE.text}; and beta2 is 0.999 for the reference's 0.95",
                   "paddle.optimizer.AdamW(..., learning_rate=0.1, beta2=0.95)")  # fmt: skip
@@ -351,6 +358,10 @@ def test_a_setting_of_the_optimizer_is_an_answer(tools, runs):
     for edit in ("beta2=0.999", "beta2=0.99", "betas=(0.9, 0.99)"):
         (left,) = answer(tools, "what_if", **arguments, edit=edit)["computed"]
         assert left["share"] < 0.6 and not left["proven"]
+    # The candidate has 0.9 already.
+    assert answer(tools, "what_if", **arguments, edit="betas=(0.9, 0.98)")["computed"][0]["share"] == 1.0
+    (left,) = answer(tools, "what_if", **arguments, edit="betas=(0.8, 0.98)")["computed"]
+    assert left["share"] < 0.6
     (left,) = answer(tools, "what_if", **arguments, edit="beta1=0.5")["computed"]
     assert left["share"] == 0.0 and not left["proven"]
 
