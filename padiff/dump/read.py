@@ -417,7 +417,7 @@ def _file_digest(path: Path) -> str:
     except ValueError:
         return _joined(["no plain file"])
     except OSError as error:
-        raise RunFolderError(f"{path} cannot be read: {error}") from error
+        raise RunFolderError(f"{path} cannot be read ({error})") from error
     return content.hexdigest()
 
 
