@@ -248,7 +248,7 @@ def _on_compile(guard: Guard, end: Callable[[], None]) -> Sequence[Handle]:
     return [
         Interception(owner, attribute, _BeforeCall(end, guard), "compile")
         for owner, attribute in begins
-        if hasattr(owner, attribute)
+        if owner is not None and hasattr(owner, attribute)  # `None` has an `__init__`
     ]
 
 
