@@ -13,8 +13,9 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import Match, SequenceMatcher
-from functools import partial
+from functools import cached_property, partial
 from types import MappingProxyType
+from typing import NamedTuple
 
 import numpy as np
 
@@ -22,19 +23,24 @@ from padiff.align import Alignment
 from padiff.compare.judge.limits import allowed
 from padiff.errors import RunFolderError
 from padiff.frameworks.catalog import first_rank, is_descending, pooled_axes, row_axis
+from padiff.recorder.calls import before_first
 from padiff.records import LOOP, ROOT, Both, Choice, RunInfo, Step, Trace, TracedCall
 from padiff.records.sources import TensorSource
+from padiff.system.frames import Frame
 
 # Functions that leave the order of equal scores open, and those that rank all places.
 _OPEN, WHOLE = frozenset({"topk", "sort", "argsort"}), frozenset({"sort", "argsort"})
 # Functions that take the first places of a row, or the first one.
 _FIRST_ONES = frozenset({"topk", "argmax", "argmin"})
+# Functions with whose scores at one rank the code may compare all scores.
+_WITH_RANKS = frozenset({"topk", "sort", "kthvalue"})
 #: Functions that compare with a number.
 COMPARISONS = frozenset({"gt", "ge", "lt", "le"})
 # Functions that cut off decimals: whole numbers have none.
 _CUTS = frozenset({"cast", "floor", "ceil", "trunc", "floor_divide"})
-# Functions that take a part of a tensor.
+# Functions that take a part of a tensor, and those that hand on one score of each row.
 _SLICES = frozenset({"getitem", "slice", "narrow"})
+_HAND_ON = frozenset({"unsqueeze", "squeeze", "reshape", "view", "expand", "expand_as", "detach", "min", "amin"})
 # Least relative distance of scores that are not of one form; factor by which another form has to be nearer.
 _OTHER, _NEARER = 0.05, 4.0
 # Largest number of entries whose scores do not tell the form of all.
@@ -94,6 +100,9 @@ class Flips:
         elements: the elements of the scores that only one side chose, if the call hands on their values and nothing
             else: only gradients then go to other elements; else `None`.
         shift: distance of two thresholds that are numbers, for the same values.
+        tied: number of recorded rows that chose otherwise between equal scores, whether or not a rule chooses.
+        rules: which of equal scores each side takes: ``the first``, ``the last``, ``any``, ``all`` or ``none``; `None`
+            if there are no such rows.
         others: True if most values that two calls compare with a threshold differ by more than rounding.
     """
 
@@ -119,6 +128,8 @@ class Flips:
     elements: View | None = None
     shift: float = 0.0
     others: bool = False
+    tied: int = 0
+    rules: Both[str] | None = None
 
     @property
     def count(self) -> int:
@@ -160,14 +171,76 @@ def flips_of(
         earlier: masks of the entries of codebooks that follow the rows which chose them, by the number of entries:
             those that earlier steps chose otherwise. Their scores may differ in any way.
     """
-    one_framework = infos.reference.framework == infos.candidate.framework
     traces = steps.map(lambda step: step.trace)
     found: list[Flips] = []
     for position, calls in paired(traces, alignment):
-        flips = _flips(traces, position, calls, one_framework, earlier)
+        flips = _flips(traces, position, calls, earlier)
         if flips is not None and (flips.count or flips.shift or flips.chosen.reference != flips.chosen.candidate):
             found.append(flips)
     return found
+
+
+class Mask(NamedTuple):
+    """The places of a row that a comparison of its scores with the one at a rank takes.
+
+    Attributes:
+        places: number of places, if no scores are equal.
+        largest: True if those are the largest scores.
+        rank: rank of the score, in the order of the call that ranks.
+        strict: True if places whose scores equal that one are left out; else all of them are taken.
+        line: the line of code that compares.
+    """
+
+    places: int
+    largest: bool
+    rank: int
+    strict: bool
+    line: Frame | None
+
+
+def masked(trace: Trace, call: TracedCall, largest: bool | None = None) -> Mask | None:
+    """Return the places that the code takes by a comparison with the score at one rank; `None` if it does not.
+
+    Args:
+        call: the call that ranks the scores.
+        largest: the end of the row from which places are asked for; `None` for the end that the comparison takes.
+    """
+    if call.function not in _WITH_RANKS or not call.inputs or call.choice is None:
+        return None
+    scores, axis = _shape_and_axis(trace, call)
+    if axis is None:
+        return None
+    size, rows = scores[axis], math.prod(scores) // max(scores[axis], 1)
+    first, falls = _first(trace, call), is_descending(call.function, call.arguments)
+    ranks = {o.tensor: (first or 0, 1 if first is not None else call.choice.chosen) for o in call.outputs[:1]}
+    for other in trace.calls:
+        known = [operand.tensor for operand in other.inputs if operand.tensor in ranks]
+        if len(known) != 1 or not other.outputs:
+            continue
+        start, count = ranks[known[0]]
+        shapes = [trace.tensors[operands[0].tensor].shape for operands in (other.inputs, other.outputs)]
+        if other.function in COMPARISONS and count == 1 and len(other.inputs) == 2:
+            at = [operand.tensor for operand in other.inputs]
+            if call.inputs[0].tensor not in at:
+                continue
+            takes_largest = (other.function in ("gt", "ge")) == (at[0] == call.inputs[0].tensor)
+            from_start, strict = takes_largest == falls, other.function in ("gt", "lt")
+            taken_count = start + 1 - strict if from_start else size - start - strict
+            mask = Mask(taken_count, takes_largest, start, strict, other.line)
+            if largest in (None, takes_largest):
+                return mask
+            return mask._replace(places=size - taken_count, largest=not takes_largest, strict=not strict)
+        if other.function == "getitem" and len(shapes[0]) == len(scores):
+            key, part = _key_at(other, len(scores), axis), math.prod(shapes[1]) // max(rows, 1)
+            begin = key if isinstance(key, int) else (key or "?").partition(":")[0] or "0"
+            if str(begin).lstrip("-").isdigit() and str(key).count(":") < 2:
+                ranks[other.outputs[0].tensor] = start + int(begin) % max(count, 1), part
+        elif other.function in _HAND_ON:
+            if other.function in ("min", "amin") and falls and math.prod(shapes[1]) == rows:
+                start, count = start + count - 1, 1
+            if count == 1:
+                ranks[other.outputs[0].tensor] = start, count
+    return None
 
 
 @dataclass(frozen=True)
@@ -190,11 +263,17 @@ class _Chooser:
             return self.choice.rows
         return math.prod(self.trace.tensors[self.call.outputs[0].tensor].shape)
 
+    @cached_property
+    def first(self) -> int | None:
+        """The rank of the chosen place; `None` if the first ones are chosen."""
+        return None if masked(self.trace, self.call) else _first(self.trace, self.call)
+
     @property
     def key(self) -> tuple[int, int, int, int | None]:
         """Number of rows, of the places among which the call chooses, of the chosen ones, and a rank."""
         places = _places_of(self.trace, self.call) if self.call.inputs else 0
-        return self.choice.rows, places, self.choice.chosen, _first(self.trace, self.call)
+        mask = masked(self.trace, self.call)
+        return self.choice.rows, places, mask.places if mask else self.choice.chosen, self.first
 
 
 def paired(traces: Both[Trace], alignment: Alignment) -> Iterator[tuple[int, Both[TracedCall]]]:
@@ -251,8 +330,7 @@ def _alike(choosers: Sequence[_Chooser], others: Sequence[_Chooser]) -> bool:
     if len(choosers) != len(others) or [each.rows for each in choosers] != [each.rows for each in others]:
         return False
     return all(
-        any(each.call.function in WHOLE for each in pair)
-        or len({_first(each.trace, each.call) is None for each in pair}) == 1
+        any(each.call.function in WHOLE for each in pair) or len({each.first is None for each in pair}) == 1
         for pair in zip(choosers, others)
     )
 
@@ -269,8 +347,8 @@ def _first(trace: Trace, call: TracedCall) -> int | None:
 
 
 def returns_places(trace: Trace, call: TracedCall) -> bool:
-    """Return True if a call that ranks returns places, and not only values."""
-    return any(not _is_real(trace, operand.tensor) for operand in call.outputs)
+    """Return True if a call that ranks returns places, and not only values; or a mask of them is made."""
+    return masked(trace, call) is not None or any(not _is_real(trace, operand.tensor) for operand in call.outputs)
 
 
 def chooses_experts(trace: Trace, call: TracedCall) -> bool:
@@ -296,7 +374,6 @@ def _flips(
     traces: Both[Trace],
     position: int,
     calls: Both[TracedCall],
-    one_framework: bool,
     earlier: Mapping[int, np.ndarray],
 ) -> Flips | None:
     choices: Both[Choice] = calls.map(lambda call: call.choice)  # type: ignore[arg-type, return-value]
@@ -306,8 +383,8 @@ def _flips(
         return None
     rows, chosen = choices.reference.rows, choices.map(lambda choice: choice.chosen)
     if not all(chosen):
-        masks = traces.zip(calls).map(lambda side: [side[0].tensors[o.tensor].shape for o in side[1].outputs])
-        if [math.prod(shape) for shape in masks.reference] != [math.prod(shape) for shape in masks.candidate]:
+        shapes = traces.zip(calls).map(lambda side: [side[0].tensors[o.tensor].shape for o in side[1].outputs])
+        if [math.prod(shape) for shape in shapes.reference] != [math.prod(shape) for shape in shapes.candidate]:
             return None
         return _of_threshold(traces, calls, position, grid, Both(tables[0], tables[1]), _dtype(traces, choices))
     ids = choices.map(lambda choice: np.arange(0, rows, choice.every))
@@ -315,8 +392,24 @@ def _flips(
     sides = Both(*(table.at(np.isin(each, common)) for table, each in zip((tables[0], tables[1]), ids)))
     firsts = traces.zip(calls).map(lambda side: _first(*side))
     first = next((each for each in firsts if each is not None), 0)
-    part, other = traces.zip(calls).map(lambda side: part_taken(*side))
-    if part and other and part[1] == other[1]:
+    masks = masks_of(traces, calls)
+    part, other = traces.zip(calls).zip(masks).map(lambda side: part_taken(*side[0], side[1]))
+    width = _places_of(traces.reference, calls.reference)
+    largest = max(int(table.max(initial=0)) for side in sides for table in (side.places, side.picked))
+    smallest = min(int(table.min(initial=0)) for side in sides for table in (side.places, side.picked))
+    width = max(width, 1 + largest)
+    if width * len(common) > _MOST or smallest < 0:
+        return None
+    beside = np.zeros((len(common), width), np.bool_)
+    if any(masks):
+        chosen = Both(part[1] if part else chosen.reference, other[1] if other else chosen.candidate)
+        count = min(chosen)
+        by_masks = _by_masks(sides, calls, masks, count, width) if chosen.reference == chosen.candidate else None
+        best, beside = by_masks or (sides.map(lambda side: side.picked[:, :1]), beside)
+        if by_masks is None and chosen.reference == chosen.candidate:
+            return None
+        count = best.reference.shape[1]
+    elif part and other and part[1] == other[1]:
         count = part[1]
         chosen = Both(sum(part), sum(other))  # parts that begin elsewhere are no choice of the same places
         best = sides.zip(Both(part[0], other[0])).map(lambda side: side[0].picked[:, side[1] : side[1] + count])
@@ -327,23 +420,18 @@ def _flips(
             len({call.function for call in calls}) > 1 and not all(trace.functions for trace in traces)
         ):
             chosen = Both(min(chosen), min(chosen))  # one side ranks more places, and its code takes the first ones
-        count = min(chosen)
+        count = min(*chosen, *(side.picked.shape[1] for side in sides))
         best = sides.zip(firsts).map(lambda side: _taken(side[0], first if side[1] is None else 0, count))
     if any(side.shape[1] != count for side in best):
         return None
-    width = _places_of(traces.reference, calls.reference)
-    largest = max(int(table.max(initial=0)) for side in sides for table in (side.places, side.picked))
-    smallest = min(int(table.min(initial=0)) for side in sides for table in (side.places, side.picked))
-    width = max(width, 1 + largest)
-    if width * len(common) > _MOST or smallest < 0:
-        return None
     known = sides.map(lambda side: _spread(side.scores, side.places, width))
-    for table, side in zip(known, sides):
-        _fill(table, side, np.concatenate([best.reference, best.candidate], axis=1))
+    for table, side, mask in zip(known, sides, masks):
+        if mask is None:  # a mask takes places that are not recorded only where the other side does
+            _fill(table, side, np.concatenate([best.reference, best.candidate], axis=1))
     at = np.arange(len(common))[:, None]
     if any(call.arguments.get("sorted") is False for call in calls):
         best = best.zip(known).map(lambda side: _in_order(side[0], side[1][at, side[0]], sides.reference))
-    others = _otherwise(best, width)
+    others = _otherwise(best, width) | beside
     hands_on = traces.zip(calls).map(lambda side: returns_places(*side))
     for side, has_places in zip(sides, hands_on):
         if not has_places and count == 1 and first == 0:  # its gradient may go to all places that share the best score
@@ -360,7 +448,7 @@ def _flips(
     with np.errstate(invalid="ignore"):  # scores of minus infinity on both sides
         distance = np.nan_to_num(np.abs(known.candidate - known.reference), nan=0.0, posinf=np.inf)
     tied = best.reference == best.candidate
-    no_rule = any(call.function in _OPEN for call in calls)
+    no_rule = any(masks) or any(call.function in _OPEN for call in calls)
     equal = np.logical_and(*(table[at, best.reference] == table[at, best.candidate] for table in known))
     involved = np.maximum(distance[at, best.reference], distance[at, best.candidate])
     with np.errstate(invalid="ignore"):
@@ -372,8 +460,10 @@ def _flips(
         apart = np.where(np.isinf(apart), np.minimum(*raw_gaps), apart)  # one of the two is masked elsewhere
         gap = np.nan_to_num(apart, nan=0.0, posinf=np.inf).max(axis=1)
     ties = flipped & (tied | equal).all(axis=1)
-    if not all(hands_on) or (no_rule and (one_framework or 2 * ties.sum() <= flipped.sum())):
-        # Equal scores in no order; or few of them among scores that nearly tie, which no rule for ties explains.
+    tied_rows = int(ties.sum())
+    rules = Both(*(_rule(*side, ties) for side in zip(raw, best, masks))) if tied_rows else None
+    if not all(hands_on) or (no_rule and 2 * ties.sum() <= len(common)):
+        # Equal scores in no order: most rows chose alike, by which the two sides are judged.
         ties = np.zeros_like(ties)
     otherwise = best.reference != best.candidate
     if moved is not None:
@@ -422,6 +512,8 @@ def _flips(
         tokens=_tokens(traces.reference, position, calls.reference, table),
         keys=_keys(traces.reference, position, calls.reference, table),
         picks=picks,
+        tied=tied_rows,
+        rules=rules,
         elements=None
         if any(side and _uses_places(trace, call) for side, trace, call in zip(hands_on, traces, calls))
         or all(hands_on)
@@ -461,6 +553,86 @@ def _taken(side: Tables, first: int, count: int) -> np.ndarray:
     if first and side.scores[0, 0] > side.scores[0, -1]:
         first = side.picked.shape[1] - 1 - first
     return side.picked[:, first : first + count]
+
+
+def masks_of(traces: Both[Trace], calls: Both[TracedCall]) -> Both[Mask | None]:
+    """Return the masks by which each side takes places; none where both compare with one rank by one function."""
+    masks = traces.zip(calls).map(lambda side: masked(*side))
+    if all(masks) and calls.reference.function == calls.candidate.function != "sort":
+        return Both(None, None)
+    ends = [mask.largest if mask else is_descending(call.function, call.arguments) for mask, call in zip(masks, calls)]
+    end = ends[1] if masks.reference and not masks.candidate else ends[0]
+    return traces.zip(calls).map(lambda side: masked(*side, end))
+
+
+def _rule(scores: np.ndarray, best: np.ndarray, mask: Mask | None, rows: np.ndarray) -> str:
+    """Return which of the places that share the last chosen score a side takes, in rows with such places."""
+    if mask is not None:
+        return "none" if mask.strict else "all"
+    table, best = scores[rows], best[rows]
+    at = np.arange(len(table))[:, None]
+    tied = table == table[at, best[:, -1:]]
+    chosen = np.zeros_like(tied)
+    chosen[at, best] = True
+    chosen &= tied
+    order, counts = np.cumsum(tied, axis=1), chosen.sum(axis=1)[:, None]
+    if (chosen == (tied & (order <= counts))).all():
+        return "the first"
+    return "the last" if (chosen == (tied & (order > order[:, -1:] - counts))).all() else "any"
+
+
+def _by_masks(
+    sides: Both[Tables], calls: Both[TracedCall], masks: Both[Mask | None], count: int, width: int
+) -> tuple[Both[np.ndarray], np.ndarray] | None:
+    """Return the places that both sides take, and a table of the doubtful ones (see `_by_mask`); `None`: not known."""
+    beside = np.zeros((len(sides.reference.places), width), np.bool_)
+    best: list[np.ndarray | None] = [None if mask else side.picked[:, :count] for mask, side in zip(masks, sides)]
+    triples = list(zip(sides, masks, calls))
+    for k in sorted(range(2), key=lambda k: triples[k][0].picked.shape[1] == 1):  # one rank: after those with all
+        side, mask, call = triples[k]
+        if mask is not None:
+            best[k], doubtful = _by_mask(side, mask, call, best[1 - k], width)
+            beside |= doubtful
+    if best[0] is None or best[1] is None:
+        return None
+    return Both(best[0], best[1]), beside
+
+
+def _by_mask(
+    side: Tables, mask: Mask, call: TracedCall, others: np.ndarray | None, width: int
+) -> tuple[np.ndarray | None, np.ndarray]:
+    """Return the places that a mask takes, in the other side's order (`None`: not known), and a table of those with the
+    score of the mask's rank that are taken, or left out, besides these.
+
+    Args:
+        others: the places that the other side chose: taken where the scores around the rank do not tell.
+    """
+    falls = is_descending(call.function, call.arguments)
+    ranks = np.arange(side.places.shape[1])
+    at = mask.rank - (0 if side.picked.shape[1] > 1 else before_first(mask.rank))
+    inside = ranks <= at if mask.largest == falls else ranks >= at
+    if mask.strict:
+        inside &= ranks != at
+    doubtful, flags = np.zeros((2, len(side.places), width), np.bool_)
+    rows, places = np.arange(len(side.places))[:, None], side.places.astype(np.int64)
+    equal = side.scores == side.scores[:, at : at + 1]
+    np.put_along_axis(doubtful, places, equal & (inside == mask.strict), axis=1)
+    if others is not None:
+        flags[rows, others] = True
+    np.put_along_axis(flags, places, np.broadcast_to(inside, places.shape), axis=1)
+    if others is None:
+        return places[:, inside], doubtful
+    arranged, alike = others.copy(), flags[rows, others]
+    unknown = flags.sum(axis=1) != mask.places  # the other side chose a place beyond the recorded ranks
+    far = unknown & ~(equal[:, 0] | equal[:, -1])
+    if far.sum() > (~alike[~unknown]).any(axis=1).sum():
+        return None, doubtful
+    doubtful[far, side.places[far, at]] = True
+    alike[unknown] = True
+    flags[unknown] = False
+    flags[rows, others] = False
+    arranged[~alike] = np.nonzero(flags)[1]
+    return arranged, doubtful
 
 
 def _dtype(traces: Both[Trace], choices: Both[Choice]) -> str:
@@ -628,14 +800,18 @@ def number(call: TracedCall) -> float | None:
     return float(values[0]) if call.function in COMPARISONS and len(values) == 1 else None
 
 
-def taken(trace: Trace, call: TracedCall) -> frozenset[int]:
+def taken(trace: Trace, call: TracedCall, mask: Mask | None) -> frozenset[int]:
     """Return how many of the places that a call ranks the code takes: its `k`, or the lengths of slices of them."""
+    if mask is not None:
+        return frozenset({mask.places})
     chosen = frozenset() if call.function in WHOLE or call.choice is None else frozenset({call.choice.chosen})
     return chosen | {count for _, count in _parts(trace, call)}
 
 
-def part_taken(trace: Trace, call: TracedCall) -> tuple[int, int] | None:
+def part_taken(trace: Trace, call: TracedCall, mask: Mask | None) -> tuple[int, int] | None:
     """Return the start and the length of the part of its places that the code takes; `None` if it is not known."""
+    if mask is not None:
+        return 0, mask.places
     parts = _parts(trace, call)
     chosen = call.choice.chosen if call.choice is not None and call.function in _FIRST_ONES else 0
     if not parts and chosen and (trace.functions or chosen == 1):

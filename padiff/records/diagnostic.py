@@ -18,7 +18,7 @@ from padiff.records.both import SIDES, Both
 from padiff.records.compared import UNKNOWN_LINES, Cause, Diff, factor_text
 from padiff.records.first_diff import FirstDiff, Standing
 from padiff.records.recorded import LOOP, ROOT, STAGES, is_below
-from padiff.records.report_data import CANNOT_TELL, MATCH, NO_FILES, Models, ReportData, choices_text
+from padiff.records.report_data import CANNOT_TELL, MATCH, NO_FILES, Models, ReportData, choice_notes
 from padiff.records.report_text import NOUNS, floor_lines, match_notes, third_lines, verdict
 from padiff.system.construction import buffer_key, has_changed, is_here, loss_key
 from padiff.system.frames import Frame
@@ -240,8 +240,7 @@ def diagnostic_of(report: ReportData, runs: Both[str] | None = None, artifacts: 
         else [verdict(report)] * (report.outcome == CANNOT_TELL)
     )
     notes = [f"{line}." for line in (*report.tokens, *report.regions)] + notes
-    chosen = choices_text(report.choices)
-    notes = [f"{chosen}."] * bool(chosen) + notes
+    notes = [f"{note}." for note in choice_notes(report.choices)] + notes
     notes += [f"{line}." for line in (*floor_lines(report), *third_lines(report))]
     faults = [_fault(each, report.models, runs) for each in report.independent[:_FAULTS]]
     notes += _changed_files([first, *faults] if first is not None else [], report.models)

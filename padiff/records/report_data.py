@@ -129,6 +129,8 @@ class ChoiceCounts:
         flipped, rows: number of rows that chose otherwise, and of all rows.
         without: number of tensors judged without these rows, or with a limit that these raise.
         unjudged: number of tensors that were not judged because of these rows.
+        tied: number of these rows that chose between equal scores.
+        rules: which of equal scores each side takes; `None` if there are no such rows.
     """
 
     step: int
@@ -137,19 +139,21 @@ class ChoiceCounts:
     rows: int
     without: int
     unjudged: int
+    tied: int = 0
+    rules: Both[str] | None = None
 
 
-def choices_text(counts: tuple[ChoiceCounts, ...]) -> str:
-    """Return the counts of all steps as a sentence without its end; empty if nothing chose otherwise."""
+def choice_notes(counts: tuple[ChoiceCounts, ...]) -> list[str]:
+    """Return the counts of all steps as sentences without their ends; none if nothing chose otherwise."""
     if not counts:
-        return ""
+        return []
     calls = {call for each in counts for call in each.calls}
     names = " and ".join(sorted({f"{function}()" for function, _ in calls}))
     layers = {layer for _, layer in calls}
     where = next(iter(layers)) if len(layers) == 1 else f"{len(layers)} layers"
     where = "the loop" if where == LOOP else where
-    flipped, rows, without, unjudged = (
-        sum(getattr(each, name) for each in counts) for name in ("flipped", "rows", "without", "unjudged")
+    flipped, rows, without, unjudged, tied = (
+        sum(getattr(each, name) for each in counts) for name in ("flipped", "rows", "without", "unjudged", "tied")
     )
     rate = f"{names} of {where}: {flipped:,} of {rows:,}"
     if len(counts) > 1:
@@ -161,7 +165,14 @@ def choices_text(counts: tuple[ChoiceCounts, ...]) -> str:
         f"{unjudged:,} not judged" * bool(unjudged),
     ]
     costs = [cost for cost in costs if cost]
-    return f"{text}: {', '.join(costs)}" if costs else text
+    notes = [f"{text}: {', '.join(costs)}" if costs else text]
+    rules = next((each.rules for each in counts if each.rules is not None), None)
+    if rules is not None:
+        notes.append(
+            f"{tied:,} of these rows choose otherwise between scores that are equal to the bit: of these the "
+            f"candidate takes {rules.candidate}, the reference {rules.reference}"
+        )
+    return notes
 
 
 #: Multiple of the limits that weights have to move by, so that equal weights show something. Chosen: a fault of a tenth

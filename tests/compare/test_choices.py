@@ -952,3 +952,62 @@ def parameter_cut(value):
 def test_a_parameter_that_is_compared_with_another_number_is_named():
     cause = compare_runs(parameter_cut(0.1), parameter_cut(0.3)).first_diff.cause
     assert "0.3" in str(cause) and "0.1" in str(cause), str(cause)
+
+
+@cache
+def winners(kit, by, k=5, moved=0.0, ties=0):
+    """Record a model that keeps the `k` largest values of each row, found by topk or by a comparison with a rank.
+
+    Args:
+        moved: added to one of two places of row 3 that nearly tie at the last place.
+        ties: number of rows in which three places share the last score.
+    """
+    kit.seed(0)
+    f = LIBRARY[kit.name]
+    order = np.argsort(np.random.default_rng(8).normal(size=(24, 12)), 1)
+    scores = np.zeros((24, 12), np.float32)
+    np.put_along_axis(scores, order, np.linspace(1.2, -1.1, 12, dtype=np.float32)[None], axis=1)
+    scores[3, order[3, 5]] = scores[3, order[3, 4]] + np.float32(1e-7 - moved)
+    for row in range(8, 8 + ties):
+        scores[row, order[row, [5, 6]]] = scores[row, order[row, 4]]
+
+    def forward(net, x):
+        h = net.first(x)
+        if by == "topk":
+            places = f.topk(h, k, -1)[1]
+            one = f.nn.functional.one_hot(places, 12).sum(1)
+            mask = one.astype("float32") if kit.name == "paddle" else one.float()
+        elif by == "kthvalue":
+            mask = h >= f.kthvalue(h, 12 - k + 1, -1, keepdim=True)[0]
+        else:
+            ranked = f.sort(h, -1) if kit.name == "paddle" else f.sort(h, -1)[0]
+            mask = ~(h < ranked[:, -k].unsqueeze(-1))
+        return net.last(h * (mask.astype("float32") if kit.name == "paddle" else mask.float()))
+
+    model = kit.net(forward, first=kit.Linear(12, 12), last=kit.Linear(12, 2))
+    kit.set_weight(model.first, np.eye(12, dtype=np.float32))
+    kit.set_weight(model.last, np.random.default_rng(9).normal(size=(2, 12)).astype(np.float32))
+    for layer in (model.first, model.last):
+        kit.set(layer.bias, np.zeros(kit.numpy(layer.bias).shape, np.float32))
+    with padiff.record(model) as rec:
+        (model(kit.tensor(scores)) ** 2).mean().backward()
+    return rec.run
+
+
+@pytest.mark.parametrize("by", ["kthvalue", "sort"])
+def test_a_mask_of_scores_at_least_that_of_a_rank_is_the_choice_of_the_first_ones(kit, by):
+    report = compare_runs(winners(kit, "topk"), winners(kit, by, moved=2e-7))
+    assert report.passed and report.choices[0].flipped == 1, report.text(120)
+    cause = compare_runs(winners(kit, "topk"), winners(kit, by, k=4)).first_diff.cause
+    assert cause.kind == "choice_count" and "the code takes 4 places of each row" in str(cause)
+
+
+def test_a_mask_takes_all_places_that_share_the_score_of_a_rank(kit):
+    report = compare_runs(winners(kit, "topk", ties=4), winners(kit, "kthvalue", ties=4))
+    assert report.passed and report.choices[0].tied == 4
+    assert "4 of these rows choose otherwise between scores that are equal to the bit: of these the candidate" in (
+        " ".join(report.text(120).split())
+    )
+    cause = compare_runs(winners(kit, "topk", ties=14), winners(kit, "kthvalue", ties=14)).first_diff.cause
+    assert cause.kind == "choice_ties" and "of these the candidate takes all" in str(cause)
+    assert all(line is not None for line in cause.lines)

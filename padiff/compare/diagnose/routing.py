@@ -10,7 +10,7 @@ from itertools import takewhile
 
 import numpy as np
 
-from padiff.compare.choices import WHOLE, Flips, flips_of, number, paired, part_taken, tables_of, taken
+from padiff.compare.choices import WHOLE, Flips, flips_of, masks_of, number, paired, part_taken, tables_of, taken
 from padiff.compare.diagnose.causes import cause_of_calls
 from padiff.compare.diagnose.place import Evidence, calls_before, graphs_of
 from padiff.compare.diagnose.traced import Graph
@@ -95,7 +95,9 @@ class Router:
         source = self._graph.trace.tensors[self._choice.picked].source
         if source is None:
             raise ValueError("not recorded")
-        return np.atleast_2d(source.read()).astype(np.int64)
+        picked = np.atleast_2d(source.read()).astype(np.int64)
+        start, count = part_taken(self._graph.trace, self.call, None) or (0, picked.shape[1])
+        return picked[:, start : start + count]
 
     @cached_property
     def numbers(self) -> np.ndarray:
@@ -434,6 +436,8 @@ def _weights(sides: Both[Router], diff: Diff) -> Cause | None:
     """Return a cause in the weights of the chosen places; proven if each row's output is as much larger as its weights
     are.
     """
+    if (sides.reference.output is None) != (sides.candidate.output is None):
+        return None
     weights = sides.map(lambda side: side.weight)
     if weights.reference is None or weights.candidate is None:
         return None
@@ -761,13 +765,16 @@ def _ranking(traces: Both[Trace], pair: Both[TracedCall]) -> Cause | None:
 
     A call of one side may rank all places, and its code takes the first ones.
     """
-    if any(call.function in ("kthvalue", "median", "quantile") for call in pair):
+    masks = masks_of(traces, pair)
+    if any(call.function in ("kthvalue", "median", "quantile") and mask is None for call, mask in zip(pair, masks)):
         return None  # one rank, from either end
     if not all(call.choice is not None and call.choice.chosen for call in pair):
         return None
     sides = traces.zip(pair)
-    ends = pair.map(lambda call: is_descending(call.function, call.arguments))
-    counts = sides.map(lambda side: taken(*side))
+    ends = pair.zip(masks).map(
+        lambda side: side[1].largest if side[1] else is_descending(side[0].function, side[0].arguments)
+    )
+    counts = sides.zip(masks).map(lambda side: taken(*side[0], side[1]))
     lines = pair.map(lambda call: call.line)
     names = pair.map(lambda call: call.function)
     where = _place(pair.reference.layer)
@@ -788,7 +795,7 @@ def _ranking(traces: Both[Trace], pair: Both[TracedCall]) -> Cause | None:
             f"reference's {numbers.reference} of {names.reference}()"
         )
         return Cause("choice_count", text, lines=lines)
-    starts = sides.map(lambda side: part_taken(*side))
+    starts = sides.zip(masks).map(lambda side: part_taken(*side[0], side[1]))
     if starts.reference and starts.candidate and starts.reference[0] != starts.candidate[0]:
         text = (
             f"the code takes the places of each row of {names.candidate}() in `{where}` from number "
@@ -854,10 +861,13 @@ def _cause(flips: Flips) -> Cause:
         fix = f"k={chosen.reference}" if calls.candidate.function == "topk" else ""
         return Cause("choice_count", text, fix=fix, lines=lines)
     if flips.ties.any() and not flips.others:
-        tied = int(flips.ties.sum())
+        tied, rows, rules = f"{int(flips.ties.sum()):,}", f"{len(flips.recorded):,}", flips.rules
         text = (
-            f"{name}: {tied:,} of {len(flips.recorded):,} rows choose otherwise between scores that are equal to the "
-            "bit: the two sides break ties by another rule"
+            f"{name}: {tied} of {rows} rows choose otherwise between scores that are equal to the bit: the two sides "
+            "break ties by another rule"
+            if rules is None
+            else f"{name}: {tied} of {rows} rows choose otherwise between scores that are equal to the bit: of these "
+            f"the candidate takes {rules.candidate}, the reference {rules.reference}"
         )
         return Cause("choice_ties", text, lines=lines)
     alike = flips.error[~flips.flipped]

@@ -230,6 +230,8 @@ class _Judge:
             rows=sum(len(each.recorded) for each in self._explained),
             without=self._without,
             unjudged=self._unjudged,
+            tied=sum(each.tied for each in self._explained),
+            rules=next((each.rules for each in self._explained if each.tied), None),
         )
         return self._diffs.judged(self._rows), counts
 
