@@ -62,10 +62,13 @@ class Observer(Protocol):
         planning: plan of the step. A step that follows a plan gets layer calls first; the observer gets only those
             that the plan does not expect.
         autocast_open: True until the autocast state of the model is known; until then the observer gets all calls.
+        hears: True if functions that choose are heard, by ``functions``.
     """
 
     planning: Planning
     autocast_open: bool
+    hears: bool
+    functions: Any
 
     @property
     def losses(self) -> Losses | None: ...
@@ -201,19 +204,27 @@ class Hooks:
         observer = self.observer
         if observer is None:
             return
+        if observer.hears:
+            observer.functions.pause()
         following = observer.planning.following
         if following is None or observer.autocast_open or not following.begins(key, layer, args, kwargs):
             observer.before_call(key, layer, args, kwargs)
+        if observer.hears:
+            observer.functions.resume()
 
     def _after_call(self, key: int, layer: Any, output: Any, failed: bool) -> None:
         observer = self.observer
         if observer is None:
             return
+        if observer.hears:
+            observer.functions.pause()
         following = observer.planning.following
         if following is None or failed or len(following.running) < 2 or not following.ends(key, output):
             observer.after_call(key, output, failed)
         else:
             following.running.pop()
+        if observer.hears:
+            observer.functions.resume()
 
     def _after_function(self, name: str, output: Any) -> None:
         if self.observer is not None:
@@ -368,8 +379,8 @@ class EvaluationObserver:
         hooks: the hooks that call the step's observer.
     """
 
-    autocast_open = False
-    losses = None
+    autocast_open = hears = False
+    losses = functions = None
     planning: Any = SimpleNamespace(following=None)
 
     def __init__(self, key: int, hooks: Hooks) -> None:

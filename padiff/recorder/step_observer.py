@@ -79,6 +79,7 @@ class StepObserver:
         settings: settings of the training that the step has shown (`padiff.records.declared`).
         stacks: Python stack of each layer call, outermost frame first, by path and number of the call; the path of a
             functional call is ``path/name()``.
+        hears: True if the functions that choose are heard, and no others.
         autocast_open: True until the autocast of the model is known (`padiff.recorder.model_hooks.Observer`).
         autocast: autocast that the model was called in (`padiff.frameworks.base.Environment.autocast`); empty until it
             is known.
@@ -126,11 +127,13 @@ class StepObserver:
             heard = None if self.packing is None else self.packing.loss
             nodes, chosen = self.watched.nodes, self.watched.chosen
             self.losses = Losses(records, framework, levels, nodes, chosen, self.tensors, self._running, heard)
-        self._begun = self._backward = self.autocast_open = False
+        self._begun = self._backward = self.autocast_open = self.hears = False
         #: True if more than the tensors of layer calls is observed, e.g. functions or stacks.
         self._closely = True
         self._about = levels, wanted.loss_logged, self._switches.skip_wrappers
-        self.planning = Planning(framework, records, self.tracer, self.calls, self.activations)
+        self.planning = self.functions.planning = Planning(
+            framework, records, self.tracer, self.calls, self.activations
+        )
 
     # -- hooks on and off ---------------------------------------------------------------------------------
 
@@ -141,7 +144,9 @@ class StepObserver:
         self.hooks.on_others(self._optimizers, self._switches)
         self.functions.hook()
         packing, switches = self.packing is not None, self._switches
-        more = self.functions.attached, packing, self._wanted.stacks, switches.path_log, switches.api_check
+        traced = self.functions.attached and self.tracer.functions
+        self.hears = self.functions.attached and not traced
+        more = traced, packing, self._wanted.stacks, switches.path_log, switches.api_check
         self._closely = any(more)
         if self.packing is not None:
             self.packing.record_masks(self.watched.nodes)

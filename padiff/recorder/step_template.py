@@ -63,11 +63,12 @@ class Operand:
 
 
 class Event:
-    """The beginning of a call, the end of a call, or a gradient.
+    """The beginning of a call, the end of a call, a gradient, or a call of a function that chooses.
 
     Attributes:
-        key: key of the layer whose call begins; its complement (``~key``) if the call ends; 0 for a gradient.
-        call: the call; `None` for a gradient.
+        key: key of the layer whose call begins; its complement (``~key``) if the call ends; 0 for a gradient; the entry
+            of the trace for a function.
+        call: the call of a layer; else `None`.
         slots, operands: slots and tensors of the inputs or outputs. ``operands`` is `None` if inputs are not recorded,
             and a single operand is `None` if that output is not recorded.
         place: index of the tensor whose gradient it is; -1 if the event is no gradient.
@@ -78,7 +79,7 @@ class Event:
 
     def __init__(
         self,
-        key: int,
+        key: Any,
         call: Call | None = None,
         slots: tuple[str, ...] = (),
         operands: tuple[Operand | None, ...] | None = None,
@@ -171,6 +172,8 @@ class TemplateBuilder:
         self._followed: set[int] = set()
         self._numbered: set[int] = set()
         self._copies: dict[int, Copy | None] = {}
+        #: Tensors that are copied with a choice, in each step.
+        self._chosen: set[int] = set()
         self._fits = True
 
     def begun(self, key: int, call: Call, outermost: bool) -> None:
@@ -209,6 +212,15 @@ class TemplateBuilder:
         calls = [] if call.inputs is None else [self._tracer.last]
         sites, numbers = self._records.since(first)
         self._note(event, (sites, numbers, calls, list(range(before, len(self._numbered))), []))
+
+    def chose(self, entry: tuple[Any, ...], start: int) -> None:
+        """Add a function that chooses, which each step traces anew; ``start`` is the number of tensors before it."""
+        if self._fits:
+            self._note(Event(entry), ([], [], [], [], []))
+            self._fits = start == len(self._numbered)
+            for number in range(start, self._tracer.count):
+                self._numbered.add(number)
+                self._chosen.add(id(self._tracer.seen(number)))
 
     def gradient(self, seen: SeenTensor, taken: Sequence[TensorCopy | SkippedTensor], first: int) -> None:
         """Add a recorded gradient; ``first`` is the index of its first record."""
@@ -260,7 +272,7 @@ class TemplateBuilder:
         operand = Operand(place, fresh)
         # Without a count of writes (version < 0) a later step could not tell if the tensor is unchanged.
         self._fits = self._fits and entry.version >= 0 and entry.full is None
-        for sample in (entry.sketched, entry.traced):
+        for sample in (entry.sketched, None if id(entry) in self._chosen else entry.traced):
             if isinstance(sample, Sampled) and sample.number in self._copies:
                 continue
             if outside and isinstance(sample, Sampled):

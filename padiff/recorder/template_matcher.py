@@ -324,6 +324,14 @@ class TemplateMatcher:
         self._at += 1
         return True
 
+    def chose(self, entry: tuple[Any, ...]) -> None:
+        """Handle a function that chose, and is traced already; all records before it are written."""
+        if self._events[self._at].key == entry and not self.left:
+            self._at += 1
+            self._written = self._at
+        else:
+            self.abandon()
+
     def gradient(self, place: int, gradient: Any) -> None:
         """Handle the gradient of a tensor of the plan."""
         if self._ended or gradient is None:
@@ -449,7 +457,8 @@ class TemplateMatcher:
         """Bring the state of a tensor up to the current event, and store the state in `SeenTensors`."""
         alive, at = self._alive[place], self._at
         assert alive is not None
-        entry, start = self._seen.get(place) or (SeenTensor(alive, self._versions[place]), 0)
+        known = self._seen.get(place)
+        entry, start = known or (self._activations.tensors.known(alive, self._versions[place]), 0)
         for number, operand in self._plan.history[place]:
             if start <= number < at:
                 self._apply(operand, entry)
@@ -509,6 +518,13 @@ class Planning:
             self.following.abandon()
         if self.draft is not None:
             self.draft.begun(key, call, True)
+
+    def chose(self, entry: tuple[Any, ...], start: int) -> None:
+        """Handle a function that chose, and is traced; ``start`` is the number of traced tensors before it."""
+        if self.following is not None:
+            self.following.chose(entry)
+        if self.draft is not None:
+            self.draft.chose(entry, start)
 
     def model_ends(self, key: int, output: Any) -> bool:
         """Handle the end of a call; return True if the plan expected it, and so has its records."""

@@ -580,6 +580,15 @@ class SeenTensors:
             self._seen.pop(id(tensor), None)
             self._seen[id(tensor)] = seen
 
+    def known(self, alive: weakref.ref[Any], version: int) -> SeenTensor:
+        """Return the entry of a version of a tensor, or a new one, which is not added."""
+        entry = self._seen.get(id(alive()))
+        return (
+            entry
+            if entry is not None and entry.alive() is alive() and entry.version == version
+            else SeenTensor(alive, version)
+        )
+
     def lookup(self, tensor: Any) -> SeenTensor:
         """Return the entry of a tensor in its current version; a new one if the tensor is new or was written to."""
         if self.following is not None:

@@ -182,6 +182,16 @@ class Tracer:
         """Return the entry of the call that returned last."""
         return self._calls[-1]
 
+    @property
+    def count(self) -> int:
+        """Return the number of tensors that have a number."""
+        return len(self._numbered)
+
+    @property
+    def length(self) -> int:
+        """Return the number of calls that have returned."""
+        return len(self._calls)
+
     def numbered(self, number: int) -> SeenTensor | TemplateSlot:
         """Return the tensor with a number, as a cache entry or as a tensor of a plan."""
         return self._numbered[number]
@@ -552,6 +562,10 @@ class Functions:
         self._hooks, self._layers = framework.hooks, framework.layers
         self._tracer, self._running, self._watched = tracer, running, watched
         self._hearing: Hearing | None = None
+        self._listens = False
+        #: Plan of the step; the numbers of calls and tensors in the trace before the function call that runs.
+        self.planning: Any = None
+        self._before = 0, 0
         #: The loop as a caller of functions, after the model's call and before backward; None otherwise.
         self._in_loop: Call | None = None
 
@@ -573,22 +587,26 @@ class Functions:
 
     def pause(self) -> None:
         """Stop listening: the next functions are not called by the model's code."""
-        if self._hearing is not None:
+        if self._hearing is not None and self._listens:
             self._hearing.listen(False)
+            self._listens = False
 
     def resume(self) -> None:
         """Listen again if the innermost running layer is recorded and runs the user's own code."""
         if self._hearing is not None and self._running:
             inside = self._running[-1]
             path = inside.node.path
-            heard = path in self._watched.chosen and not inside.recomputed and not inside.transformed
-            heard = heard and (self._tracer.functions or path in self._tracer.choosing)
+            if not (self._tracer.functions or path in self._tracer.choosing):
+                return
             if (
-                heard
+                path in self._watched.chosen
+                and not inside.recomputed
+                and not inside.transformed
                 and not self._tracer.full
                 and (not self._layers.is_builtin(inside.node.layer) or _returns_places(inside.node.layer))
             ):
                 self._hearing.listen(True)
+                self._listens = True
 
     def enter_loop(self, before: bool = False) -> None:
         """Listen to the loop after the outermost call: functions before backward may compute the loss.
@@ -604,6 +622,7 @@ class Functions:
         self._in_loop = Call(Node(LOOP, None), _BEFORE if before else _AFTER, True, False)
         if not self._tracer.full:
             self._hearing.listen_outside(True)
+            self._listens = True
 
     def leave_loop(self) -> None:
         """Stop listening to the loop: the model is called, or backward or an optimizer's step begins."""
@@ -624,11 +643,20 @@ class Functions:
         inside = self._running[-1] if self._running else self._in_loop
         if COPYING.now or inside is None or self._hooks.transforming():
             return None
+        if not self._tracer.functions:
+            self.planning.write()
+            self._before = self._tracer.length, self._tracer.count
         return self._tracer.function_begins(name, parameters, inside, args, kwargs)
 
     def function_ended(self, begun: Begun, output: Any) -> None:
         """Handle the output of a traced function call."""
         self._tracer.function_ended(begun, output)
+        if not self._tracer.functions:
+            calls, tensors = self._before
+            if self._tracer.length == calls + 1:
+                self.planning.chose(self._tracer.last, tensors)
+            elif self._tracer.count != tensors:
+                self.planning.abandon()
 
 
 class Prelude:

@@ -41,9 +41,21 @@ class Weight(torch.nn.Module):
         return self.weight
 
 
-class Net(torch.nn.Module):
-    def __init__(self, odd):
+class Experts(torch.nn.Module):
+    """Takes what code outside of it has chosen, and hands some of it on."""
+
+    def __init__(self):
         super().__init__()
+        self.weight = torch.nn.Parameter(torch.linspace(-1, 1, 8 * 8).reshape(8, 8))
+
+    def forward(self, x, places, weights):
+        return x + (self.weight[places] * weights[..., None]).sum(1), weights
+
+
+class Net(torch.nn.Module):
+    def __init__(self, odd, chooses=False):
+        super().__init__()
+        self.chooses, self.experts = chooses, Experts()
         self.odd, self.number, self.old, self.kept = odd, 0, None, None
         self.a, self.norm, self.relu = torch.nn.Linear(6, 8), torch.nn.BatchNorm1d(8), torch.nn.ReLU(inplace=True)
         self.shared, self.same, self.two = torch.nn.Linear(8, 8), torch.nn.Identity(), Two()
@@ -60,6 +72,12 @@ class Net(torch.nn.Module):
         if self.odd.startswith("an old graph"):
             self.old, self.kept = self.kept, x.sum()
         x = self.relu(self.norm(x))
+        if self.chooses and not self.now("no choice"):
+            weights, places = (x if self.odd == "an output is ranked" else x.softmax(-1)).topk(
+                3 if self.now("another choice") else 2, -1
+            )
+            x, weights = self.experts(x, places, weights)
+            x = x * (weights > 0.2).any(-1, keepdim=True)
         for _ in range(3 if self.now("more calls") else 2):
             x = self.shared(x)
         if self.odd == "written by ways that are not counted":
@@ -91,9 +109,9 @@ class Net(torch.nn.Module):
 class Training:
     """A training in which what its name says happens."""
 
-    def __init__(self, odd):
+    def __init__(self, odd, chooses=False):
         torch.manual_seed(5)
-        self.odd, self.model = odd, Net(odd)
+        self.odd, self.model = odd, Net(odd, chooses)
         self.optimizer = torch.optim.SGD(self.model.parameters(), 0.05, momentum=0.9)
 
     def step(self, number):
@@ -200,21 +218,22 @@ ODDITIES = {
     "batches, one fewer": ONCE,
     "by name": ALIKE,
 }
+CHOICES = {**ODDITIES, "an output is ranked": ALIKE, "another choice": ONCE, "no choice": ONCE}
 
 
 @pytest.mark.filterwarnings("ignore:padiff:RuntimeWarning")
-@pytest.mark.parametrize("odd", ODDITIES)
-def test_what_is_recorded_is_the_same_with_a_plan_and_without(odd, tmp_path, monkeypatch):
-    plain = Training(odd)
+@pytest.mark.parametrize(("odd", "chooses"), [*((odd, False) for odd in ODDITIES), *((odd, True) for odd in CHOICES)])
+def test_what_is_recorded_is_the_same_with_a_plan_and_without(odd, chooses, tmp_path, monkeypatch):
+    plain = Training(odd, chooses)
     expected = [plain.step(number) for number in range(STEPS)]
-    trainings = Training(odd), Training(odd)
+    trainings = Training(odd, chooses), Training(odd, chooses)
     # From one line: where the first step's layers are called is recorded.
     runs = [
         recorded(training, tmp_path / str(plans), monkeypatch, plans)
         for training, plans in zip(trainings, (True, False))
     ]
     (gave, files, whole), (_, slow, _) = runs
-    assert whole == ODDITIES[odd]
+    assert whole == CHOICES[odd]
     assert all(torch.equal(one, other) for one, other in zip(gave, expected))
     for training in trainings:
         for name, value in plain.model.state_dict().items():
