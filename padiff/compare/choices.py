@@ -94,6 +94,7 @@ class Flips:
             and of rows that chose an entry which earlier steps have moved.
         chosen_places: mask of the places that each side chose, if there is one row.
         places: mask of the places that some row chose otherwise; `None` for a threshold.
+        among: mask of the places that the rows chose which chose otherwise; `None` for a threshold.
         tokens: the places that were chosen otherwise, if the places are tokens or samples; else `None`.
         keys: the tokens that some row of their sample chose otherwise, if each row chooses among all of its sample.
         picks: the chosen places, in the order in which the call returns them; `None` for a threshold.
@@ -122,6 +123,7 @@ class Flips:
     touched: np.ndarray = field(default_factory=_none)
     chosen_places: Both[np.ndarray] | None = None
     places: np.ndarray | None = None
+    among: np.ndarray | None = None
     tokens: View | None = None
     keys: View | None = None
     picks: View | None = None
@@ -509,6 +511,7 @@ def _flips(
             _none() if moved is None else common[(moved[best.reference] | moved[best.candidate]).any(axis=1)],
         ),
         places=np.asarray(others.any(axis=0)),
+        among=np.isin(np.arange(width), np.concatenate([side[flipped] for side in best], axis=None)),
         tokens=_tokens(traces.reference, position, calls.reference, table),
         keys=_keys(traces.reference, position, calls.reference, table),
         picks=picks,

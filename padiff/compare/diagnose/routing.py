@@ -45,11 +45,13 @@ class Found:
         words: the function in words.
         factor: factor by which it is multiplied.
         line: the line of code that makes the tensor.
+        scale: factor of the router's output in it.
     """
 
     words: str
     factor: float = 1.0
     line: Frame | None = None
+    scale: float = 1.0
 
     @property
     def sentence(self) -> str:
@@ -115,8 +117,8 @@ class Router:
                 break
             before = [operand.tensor for operand in call.inputs if self._graph.size(operand.tensor) == count]
             before = [tensor for tensor in before if not self._graph.trace.tensors[tensor].dtype.startswith("bool")]
-            if len(before) > 1:  # noise, or a table, that is added to what layers made
-                before = [tensor for tensor in before if self._is_of_layers(tensor)]
+            if len(before) > 1:  # noise, or a table, that is added to what layers made; a mask
+                before = [tensor for tensor in before if self._is_of_layers(tensor) and not self._is_mask(tensor)]
             if len(before) != 1 or before[0] in tensors:
                 break  # the router's output is put together here
             tensors.append(before[0])
@@ -126,6 +128,11 @@ class Router:
         """Return True if a tensor is computed from parameters."""
         calls = self._graph.back(tensor, lambda _: False)
         return any(not call.function or call.parameters for call in calls)
+
+    def _is_mask(self, tensor: int) -> bool:
+        """Return True if a tensor holds zeros and ones only."""
+        table = self._table(tensor)
+        return table is not None and bool(((table == 0) | (table == 1)).all())
 
     @cached_property
     def output(self) -> np.ndarray | None:
@@ -199,11 +206,13 @@ class Router:
         made = self._graph.producers.get(self.way[-1])
         line = (made or self.call).line
         known = np.isfinite(scores)
-        bases = dict(self.bases)
+        bases = [(words, base, 1.0) for words, base in self.bases.items()]
         scale = self._temperature(scores)
         if scale is not None:
-            bases[f"softmax of {scale:.3g} times the router's output"] = softmax(scale * self.output)
-        for words, base in bases.items():
+            bases.append((f"softmax of {scale:.3g} times the router's output", softmax(scale * self.output), scale))
+        elif known.all() and (scale := factor_between(self.output, scores, rounding(self.dtype))) is not None:
+            bases.append((f"{scale:.3g} times the router's output", scale * self.output, scale))
+        for words, base, scale in bases:
             best = None
             for masked in (~known, ~known | (scores == 0.0)):
                 left = ~masked & known
@@ -212,7 +221,7 @@ class Router:
                     continue
                 error, size = np.nanmax(np.abs(added)), np.abs(base[left]).max()
                 if error <= rounding(self.dtype) * size:
-                    return Found(words, line=line), None, masked & (known | np.isinf(scores))
+                    return Found(words, line=line, scale=scale), None, masked & (known | np.isinf(scores))
                 with np.errstate(all="ignore"):
                     columns = np.array(
                         [np.nanmedian(column) if np.isfinite(column).any() else 0.0 for column in added.T]
@@ -328,6 +337,8 @@ def rounding(dtype: str) -> float:
 _RANKS_ALIKE = frozenset({"softmax", "sigmoid", "the router's output"})
 # Least number of rows that prove which rows are left out, and largest share of them.
 _LEAST_ROWS, _LARGEST_SHARE = 2, 0.9
+# Least share of the rows that choose a place which differ, if all of them are computed otherwise: a weight may be tiny.
+_MOSTLY = 0.9
 # Usual coefficients of a loss that balances the load, besides the numbers of places.
 _COEFFICIENTS = (1.0, 0.1, 0.01, 0.001, 0.02, 0.05, 0.005, 0.5)
 
@@ -352,7 +363,8 @@ def routing_cause(diff: Diff, step: Sequence[Diff], evidence: Evidence) -> Cause
             if position < end and all(choice is not None and choice.chosen for choice in choices):
                 routers.append(Both(*(Router(graph, call) for graph, call in zip(graphs, calls))))
         if of_gradient:  # of a scalar that differs by no more than rows which chose otherwise explain
-            causes = (_auxiliary(some, each) for each in _scalars(step) for some in (routers[-1:], routers) if some)
+            causes = [_auxiliary(some, each) for each in _scalars(step) for some in (routers[-1:], routers) if some]
+            causes += [_scores(sides) for sides in routers[-1:] if _agree(*sides.map(lambda side: side.output))]
             return next((cause for cause in causes if cause is not None), None)
         for sides in reversed(routers):  # the last one before the difference
             if not _agree(*sides.map(lambda side: side.output)):
@@ -413,6 +425,9 @@ def _scores(sides: Both[Router]) -> Cause | None:
         return None
     (a, shift_a, out_a), (b, shift_b, out_b) = scores.reference, scores.candidate
     lines = Both(a.line, b.line)
+    if shift_a is None and shift_b is None and not math.isclose(a.scale, b.scale, rel_tol=_COARSE):
+        text = f"{where} chooses by {b.sentence} for the reference's {a.sentence}"
+        return Cause("routing_scores", text, fix=f"scale the scores by {a.scale / b.scale:.3g}", lines=lines)
     ranks_alike = {a.words, b.words} <= _RANKS_ALIKE and shift_a is None and shift_b is None
     if not a.same(b) and not ranks_alike:
         text = f"{where} chooses by {b.sentence} for the reference's {a.sentence}"
@@ -537,7 +552,10 @@ def _rows(sides: Both[Router], diff: Diff) -> Cause | None:
     if not isinstance(both, Arrays):
         return None
     picked, count = sides.reference.picked, len(sides.reference.picked)
-    if picked.shape != sides.candidate.picked.shape or (picked != sides.candidate.picked).any():
+    if picked.shape != sides.candidate.picked.shape:
+        return None
+    alike = (np.sort(picked) == np.sort(sides.candidate.picked)).all(axis=1)
+    if 2 * alike.sum() <= count:
         return None
     values = both.values()
     if count < _LEAST_ROWS or values.reference.size % count or "rows" in diff.pair.layout.steps:
@@ -546,6 +564,8 @@ def _rows(sides: Both[Router], diff: Diff) -> Cause | None:
     sizes = np.linalg.norm(rows.reference, axis=1)
     errors = np.linalg.norm(rows.candidate - rows.reference, axis=1)
     differs = errors > 50 * allowed(diff.pair.anchor.dtype, "forward") * max(float(np.median(sizes)), 1e-30)
+    differs, picked, count = differs[alike], picked[alike], int(alike.sum())
+    rows = rows.map(lambda side: side[alike])
     if not _LEAST_ROWS <= differs.sum() <= _LARGEST_SHARE * count:
         return None
     where, lines = _where(sides.reference), sides.map(lambda side: side.call.line)
@@ -559,12 +579,9 @@ def _rows(sides: Both[Router], diff: Diff) -> Cause | None:
                 "place (its capacity)"
             )
             return Cause("routing_capacity", text, lines=lines)
-    places = [k for k in np.unique(picked).tolist() if differs[(picked == k).any(axis=1)].all()]
-    if (
-        places
-        and len(places) <= max(2, len(np.unique(picked)) // 4)
-        and (np.isin(picked, places).any(axis=1) == differs).all()
-    ):
+    places = [k for k in np.unique(picked).tolist() if differs[(picked == k).any(axis=1)].mean() >= _MOSTLY]
+    inside = np.isin(picked, places).any(axis=1)
+    if places and len(places) <= max(2, len(np.unique(picked)) // 4) and not differs[~inside].any():
         names = ", ".join(map(str, places))
         text = f"only the rows differ that choose {'place' if len(places) == 1 else 'places'} {names} in {where}"
         if len(places) == 2:

@@ -395,8 +395,28 @@ class _Judge:
         error, most = self._relative[place], self._most(place, stage, limit)
         if error <= most and (stage in ("grad", "update") or self._holds_chosen(diff, limit)):
             self._pass(place, (Figure.REL_L2, error, most))
-        elif inside and stage in ("grad", "update") and self._rows["l2"][place] <= WHOLLY * self._largest(place, stage):
+        elif (
+            inside
+            and stage in ("grad", "update")
+            and self._rows["l2"][place] <= WHOLLY * self._largest(place, stage)
+            and not self._is_scaled(diff, most)
+        ):
             self._pass(place)
+
+    def _is_scaled(self, diff: Diff, limit: float) -> bool:
+        """Return True if the gradient of the places that no row with another choice chose differs by one factor.
+
+        Such rows are not among those that it is summed over: whatever they do, they explain no factor.
+        """
+        shape, masks = diff.pair.anchor.shape, [flips.among for flips in self._explained]
+        values = _values(diff) if len(masks) == 1 and masks[0] is not None and shape[:1] == masks[0].shape else None
+        if values is None or masks[0] is None:
+            return False
+        reference, candidate = (side[~masks[0]].reshape(-1) for side in values)
+        size = float(reference @ reference)
+        factor = float(reference @ candidate) / size if size else 1.0
+        rest = float(np.linalg.norm(candidate - factor * reference)) / (math.sqrt(size) or 1.0)
+        return abs(factor - 1) > max(limit, _COMMON * rest)
 
     def _largest(self, place: int, stage: str) -> float:
         """Return the largest norm of the gradients of one shape in a step: an expert may get one row, another many."""
