@@ -1011,3 +1011,48 @@ def test_a_mask_takes_all_places_that_share_the_score_of_a_rank(kit):
     cause = compare_runs(winners(kit, "topk", ties=14), winners(kit, "kthvalue", ties=14)).first_diff.cause
     assert cause.kind == "choice_ties" and "of these the candidate takes all" in str(cause)
     assert all(line is not None for line in cause.lines)
+
+
+@cache
+def with_codebook(kit, attached=False, near=0.0):
+    """Record a codebook whose entries follow the rows that chose them.
+
+    Args:
+        attached: True if the commitment term moves the entries, too.
+        near: added to an entry that is nearly as close to a row as another one.
+    """
+    kit.seed(0)
+    f = LIBRARY[kit.name]
+    random = np.random.default_rng(4)
+    book = random.normal(size=(10, 6)).astype(np.float32)
+    book[1] = book[0] * (1 + np.float32(1e-7))
+
+    def forward(net, x):
+        h = net.first(x)
+        entries = net.book.weight if kit.name == "torch" else net.book.weight.t()
+        distance = ((h.unsqueeze(1) - entries.unsqueeze(0)) ** 2).sum(-1)
+        shift = np.zeros((1, 10), np.float32)
+        shift[0, 0] = near
+        places = f.argmin(distance + kit.tensor(shift), -1)
+        chosen = entries[places]
+        commitment = ((h - (chosen if attached else chosen.detach())) ** 2).mean()
+        return net.last(h + (chosen - h).detach()), ((chosen - h.detach()) ** 2).mean() + 0.25 * commitment
+
+    model = kit.net(forward, first=kit.Linear(6, 6), book=kit.Linear(6, 10), last=kit.Linear(6, 2))
+    kit.set_weight(model.first, np.eye(6, dtype=np.float32))
+    kit.set_weight(model.book, book)
+    kit.set_weight(model.last, random.normal(size=(2, 6)).astype(np.float32))
+    for layer in (model.first, model.last):
+        kit.set(layer.bias, np.zeros(kit.numpy(layer.bias).shape, np.float32))
+    x = np.concatenate([book, book + 0.3 * random.normal(size=(10, 6)).astype(np.float32)])
+    with padiff.record(model) as rec:
+        output, loss = model(kit.tensor(x))
+        (output.mean() + loss).backward()
+    return rec.run
+
+
+def test_entries_that_no_flipped_row_chose_have_gradients_that_differ_by_no_factor(kit):
+    report = compare_runs(with_codebook(kit), with_codebook(kit, near=2e-6))
+    assert report.passed and report.choices[0].flipped, report.text(120)
+    report = compare_runs(with_codebook(kit), with_codebook(kit, attached=True, near=2e-6))
+    assert not report.passed and report.first_diff.diff.pair.stage == "grad", report.text(120)

@@ -408,11 +408,13 @@ class _Judge:
 
         Such rows are not among those that it is summed over: whatever they do, they explain no factor.
         """
-        shape, masks = diff.pair.anchor.shape, [flips.among for flips in self._explained]
-        values = _values(diff) if len(masks) == 1 and masks[0] is not None and shape[:1] == masks[0].shape else None
-        if values is None or masks[0] is None:
+        masks = [flips.among for flips in self._explained]
+        mask, shape = masks[0], diff.pair.anchor.shape
+        values = _values(diff) if len(masks) == 1 and mask is not None and len(mask) in shape else None
+        if values is None or mask is None:
             return False
-        reference, candidate = (side[~masks[0]].reshape(-1) for side in values)
+        axis = shape.index(len(mask))
+        reference, candidate = (np.compress(~mask, side, axis).reshape(-1) for side in values)
         size = float(reference @ reference)
         factor = float(reference @ candidate) / size if size else 1.0
         rest = float(np.linalg.norm(candidate - factor * reference)) / (math.sqrt(size) or 1.0)
