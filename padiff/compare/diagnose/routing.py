@@ -428,7 +428,8 @@ def _scores(sides: Both[Router]) -> Cause | None:
     if shift_a is None and shift_b is None and not math.isclose(a.scale, b.scale, rel_tol=_COARSE):
         text = f"{where} chooses by {b.sentence} for the reference's {a.sentence}"
         return Cause("routing_scores", text, fix=f"scale the scores by {a.scale / b.scale:.3g}", lines=lines)
-    ranks_alike = {a.words, b.words} <= _RANKS_ALIKE and shift_a is None and shift_b is None
+    alike = {a.words, b.words} <= _RANKS_ALIKE or 1.0 not in (a.scale, b.scale)  # scaled alike, or a softmax of it
+    ranks_alike = alike and shift_a is None and shift_b is None
     if not a.same(b) and not ranks_alike:
         text = f"{where} chooses by {b.sentence} for the reference's {a.sentence}"
         return Cause("routing_scores", text, lines=lines)
