@@ -17,9 +17,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from padiff.align import Alignment
-from padiff.compare.measure.measure_step import LARGEST_ROW, measured
+from padiff.compare.measure.measure_step import measured
 from padiff.dump import open_run
-from padiff.dump.pack import PackedTensor
 from padiff.dump.store import is_location
 from padiff.errors import PadiffError, UsageError
 from padiff.pair.merge_ranks import merge_ranks
@@ -148,8 +147,8 @@ def _not_seen(side: str, path: str, why: str) -> str:
     )
 
 
-# Seconds of measuring on one core: for a pair of tensors, for each of its elements, and for a pair of sketches, or of
-# small tensors of packed steps, among many; and seconds to send a step to another process and back.
+# Seconds of measuring on one core: for a pair of tensors, for each of its elements, and for a pair of sketches among
+# many; and seconds to send a step to another process and back.
 _PAIR, _ELEMENT, _AMONG_MANY, _SENT = 5e-5, 2e-9, 4e-6, 1e-3
 # Seconds of measuring that justify one more process, which takes some 0.3 s to start; and seconds more for each record
 # of a step, because each process pairs the records itself.
@@ -416,6 +415,4 @@ def _seconds(records: Iterable[Record]) -> float:
 def _seconds_of_record(record: Record) -> float:
     if record.source.sketched:
         return _AMONG_MANY
-    size = math.prod(record.shape)
-    among_many = size <= LARGEST_ROW and isinstance(record.source, PackedTensor)
-    return (_AMONG_MANY if among_many else _PAIR) + _ELEMENT * size
+    return _PAIR + _ELEMENT * math.prod(record.shape)

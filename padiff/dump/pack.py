@@ -11,7 +11,6 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from numpy.lib.stride_tricks import sliding_window_view
 
 from padiff.dump import storage
 from padiff.dump.deduplication import SHARED, Deduplication, RankDedup, elsewhere
@@ -111,34 +110,6 @@ class PackedTensor(TensorSource):
                 f"{self.file.path}: the tensor at byte {self.place.start} can't be read ({error}): copy the run again"
             ) from error
         return array
-
-
-# Largest mean gap in bytes between tensors that are read together: a separate read costs as much as copying this.
-_GAP = 1 << 14
-# Largest span in bytes of small tensors that are read together.
-_TABLE = 1 << 24
-
-
-def table_of(tensors: Sequence[PackedTensor]) -> np.ndarray | None:
-    """Return tensors of one dtype and size as the rows of an array, in one read.
-
-    Return `None` if the tensors have to be read one by one: they lie in several files or far apart, are compressed or
-    complex, or can't be read.
-    """
-    file, stored, shape = tensors[0].file, tensors[0].stored, tensors[0].shape
-    if any(t.file is not file or t.stored != stored or t.compression or t.dtype[0] == "c" for t in tensors):
-        return None
-    starts, size = np.array([tensor.place.start for tensor in tensors], np.int64), math.prod(shape)
-    begin, nbytes = int(starts.min()), size * stored.itemsize
-    span = int(starts.max()) + nbytes - begin
-    starts, remainders = np.divmod(starts - begin, stored.itemsize)
-    if remainders.any() or span > _TABLE or span > (_GAP + nbytes) * len(starts):
-        return None
-    try:
-        values = file.array(Place(begin, stored, (span // stored.itemsize,)))
-    except (OSError, ValueError, MemoryError):
-        return None
-    return np.asarray(sliding_window_view(values, size)[starts])
 
 
 def opened(path: AnyPath, recent: deque[ArrayFile], fetching: Fetching | None = None) -> ArrayFile:

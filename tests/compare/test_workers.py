@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections import deque
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,13 +20,10 @@ from kit.records import info, plain, record, root, step, toy_folder, write_run
 import padiff.compare.comparison
 import padiff.compare.workers
 from padiff import Tolerance, compare_runs
-from padiff.compare.workers import Workers
 from padiff.dump import RunWriter, open_run
-from padiff.dump.pack import PackedTensor
-from padiff.dump.safetensors import ArrayFile, Place
 from padiff.dump.storage import Storage
 from padiff.errors import TensorFileError, UsageError
-from padiff.records import Both, Record, Sketched
+from padiff.records import Sketched
 from padiff.sketches.sketch import sketch_of
 
 LAYERS, STEPS = 6, 7
@@ -267,26 +263,6 @@ def test_no_more_processes_are_started_than_there_is_work_and_cores_for(runs, co
     monkeypatch.setattr(loky, "ProcessPoolExecutor", noted)
     assert compare_runs(*runs, workers=count).first_diff.step == STEPS - 1
     assert asked == [started]
-
-
-@pytest.mark.parametrize(("size", "expected"), [(8, []), (2000, [4])])
-def test_small_tensors_of_packed_steps_need_no_processes(size, expected, monkeypatch):
-    """Of steps of 40,000 tensors: small ones are read and measured some thousand at a time."""
-    import loky
-
-    asked = []
-
-    def noted(number, *rest, **more):
-        asked.append(number)
-        raise PermissionError("how many were asked for is enough")
-
-    monkeypatch.setattr(loky, "cpu_count", lambda: 4)
-    monkeypatch.setattr(loky, "ProcessPoolExecutor", noted)
-    place = Place(0, np.dtype(np.float32), (size,))
-    source = PackedTensor(ArrayFile(Path("nowhere"), deque()), place, "float32", (size,), place.dtype)
-    seen = Record("l0", "forward", "output.0", source, "float32", (size,))
-    Workers(["a", "b"], [Both(k, k) for k in range(6)]).start(step(0, [seen] * 40_000))
-    assert asked == expected
 
 
 def test_where_no_process_can_be_started_this_one_measures(runs, monkeypatch, measured_here):

@@ -101,8 +101,8 @@ _ONES = np.ones((_PIECE, 1))
 _ONES32 = np.ones(LEAST, np.float32)
 _ONES.setflags(write=False)
 _ONES32.setflags(write=False)
-#: Range in which sums of squares of float32 neither overflow nor lose their smallest terms.
-SMALL, LARGE = 1e-24, 1e30
+# Range in which sums of squares of float32 neither overflow nor lose their smallest terms.
+_SMALL, _LARGE = 1e-24, 1e30
 
 
 class Sums:
@@ -194,7 +194,7 @@ class Sums:
         error, size, spare = (room[: reference.size] for room in _buffers.narrow)
         np.subtract(candidate, reference, out=error)
         squares = [_dot32(values) for values in (reference, candidate, error)]
-        if not all(value == 0 or SMALL < value < LARGE for value in squares):
+        if not all(value == 0 or _SMALL < value < _LARGE for value in squares):
             return False
         np.absolute(error, out=error)
         np.absolute(reference, out=size)
