@@ -12,17 +12,16 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import accumulate, chain
-from pathlib import Path
+from itertools import chain
 from typing import Any, TypeAlias
 from weakref import WeakValueDictionary
 
 import ml_dtypes
 import numpy as np
 
-from padiff.dump.format import Spool, bytes_of, spool_of
+from padiff.dump.format import bytes_of
 from padiff.dump.medium import medium_of
-from padiff.dump.store import AnyPath, RemotePath, as_local
+from padiff.dump.store import AnyPath, RemotePath
 from padiff.dump.untrusted import NO_LINK, parse_json, read, read_into, shape_of
 from padiff.errors import RunFolderError
 from padiff.records import Storable, StreamedArray
@@ -199,56 +198,26 @@ _MOST_OPEN = 4
 def write_safetensors(path: AnyPath, tensors: Mapping[str, Storable], about: Mapping[str, str]) -> None:
     """Write arrays into one file, wide dtypes first so that each array is aligned.
 
-    If some arrays were written into a spool while they were recorded, the spool becomes the file, with these arrays
-    first.
-
     Args:
         path: path of the file.
         tensors: arrays by name.
         about: the file's metadata.
     """
-    local = as_local(path)
-    spool = None if local is None else spool_of(tensors.values())
-    if local is not None and spool is not None and _finished(spool, local, tensors, about):
-        return
     ordered = sorted(tensors.items(), key=lambda item: -item[1].dtype.itemsize)
-    text = _header(about, ordered, _starts(ordered, 0))
+    text = _header(about, ordered)
     text += b" " * (-len(text) % 8)
     text = len(text).to_bytes(8, "little") + text
     medium_of(path).write_pieces(path, chain((text,), map(bytes_of, _pieces(ordered))))
 
 
-def _finished(spool: Spool, path: Path, tensors: Mapping[str, Storable], about: Mapping[str, str]) -> bool:
-    """Complete a spool and give it the path; return False if the spool can't be used."""
-    spooled: list[tuple[str, Storable]] = []
-    starts: list[int] = []
-    more: list[tuple[str, Storable]] = []
-    for name, array in tensors.items():
-        start = spool.start_of(array)
-        if start is None:
-            more.append((name, array))
-        else:
-            spooled.append((name, array))
-            starts.append(start)
-    more.sort(key=lambda item: -item[1].dtype.itemsize)
-    places = [start - spool.begin for start in starts] + _starts(more, spool.end - spool.begin)
-    return spool.seal(path, _header(about, [*spooled, *more], places), starts, _pieces(more))
-
-
-def _starts(ordered: Sequence[tuple[str, Storable]], first: int) -> list[int]:
-    """Return the offsets of arrays that lie one after the other, beginning at ``first``."""
-    return list(accumulate((array.nbytes for _, array in ordered), initial=first))[:-1]
-
-
-def _header(about: Mapping[str, str], ordered: Sequence[tuple[str, Storable]], starts: Sequence[int]) -> bytes:
-    """Return the JSON header of a file."""
+def _header(about: Mapping[str, str], ordered: Sequence[tuple[str, Storable]]) -> bytes:
+    """Return the JSON header of a file whose arrays lie one after the other."""
     header: dict[str, Any] = {"__metadata__": dict(about)}
-    for (name, array), start in zip(ordered, starts):
-        header[name] = {
-            "dtype": NAMES[array.dtype.name],
-            "shape": list(array.shape),
-            "data_offsets": [start, start + array.nbytes],
-        }
+    start = 0
+    for name, array in ordered:
+        end = start + array.nbytes
+        header[name] = {"dtype": NAMES[array.dtype.name], "shape": list(array.shape), "data_offsets": [start, end]}
+        start = end
     return json.dumps(header).encode()
 
 

@@ -145,16 +145,11 @@ class Tensors(Protocol):
     def elements(self, tensor: Any, chosen: np.ndarray) -> Any:
         """Return a copy of the elements at these flat row-major indices: an array, or a tensor as in `sample`."""
 
-    def live(self, tensor: Any) -> np.ndarray | None:
-        """Return the tensor's own memory as an array if it is plain CPU memory, else `None`.
-
-        Read the array at once, or only while `memory` stays the same: training code may free a tensor's memory.
-        """
-
     def cut(self, tensor: Any, transposed: bool = False) -> Cut | None:
         """Return the position of the `sample` in the tensor's memory if it is plain CPU memory, else `None`.
 
-        The position is valid as long as the array of `live`. ``transposed`` samples the transpose of a matrix.
+        Read from the position at once, or only while `memory` stays the same: training code may free a tensor's memory.
+        ``transposed`` samples the transpose of a matrix.
         """
 
     def form(self, dtype: str, shape: tuple[int, ...]) -> Form | None:

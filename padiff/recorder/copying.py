@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import math
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from padiff.dump.format import LEAST
 from padiff.frameworks.base import Framework, Tensors, UncopiedError
 from padiff.recorder.options import FULL, SKETCH, SMALL, WITHIN
 from padiff.recorder.tensor_copy import (
-    Difference,
     PendingCopy,
     PendingValues,
     Sampled,
@@ -24,7 +20,6 @@ from padiff.recorder.tensor_copy import (
     Transfer,
     Whole,
 )
-from padiff.records import Storable, TensorSource
 from padiff.records.recorded import PARTIAL, Part
 from padiff.sketches.samples import Empty, Layout, Samples
 from padiff.sketches.sketch import ELEMENTS, Cut, cut_of, own_of
@@ -87,8 +82,6 @@ class Copier:
         empty: allocator of memory for copies, called like ``numpy.empty``.
         samples: store of the samples from which sketches are made.
         room: bytes of small tensors that are kept in full at the level `SMALL`.
-        keep: function that writes values into the step's file at once and returns the written array, or None if it
-            does not accept the values.
 
     Attributes:
         within: bytes that tensors of the level `WITHIN` may still take in full.
@@ -100,15 +93,11 @@ class Copier:
         empty: Empty = np.empty,
         samples: Samples | None = None,
         room: float = SMALL_BYTES,
-        keep: Callable[[Storable], np.ndarray | None] | None = None,
     ) -> None:
         self._tensors, self._spread = framework.tensors, framework.spread
         self._empty, self._room, self.within = empty, room, math.inf
         self._granted = room, math.inf
         self.samples = Samples(bring=framework.tensors.fetch) if samples is None else samples
-        self._keep = keep
-        #: Weak references, by ``id()``, to the tensors whose values were written into the step's file.
-        self._kept: dict[int, weakref.ref[Any]] = {}
         self._later: list[PendingValues] = []
 
     def grant(self, within: float) -> None:
@@ -162,17 +151,17 @@ class Copier:
             if level == SKETCH:
                 return self._sampled(tensor, transposed)
             if level == SMALL and self.resolved(tensor, level) == FULL:
-                array = self._whole(tensor)
+                array = tensors.copy(tensor, self._empty)
                 self._room -= array.nbytes
                 return Whole(tensors.dtype(tensor), array.shape, array)
             if level == WITHIN:
                 if self._fits(tensor):
-                    array = self._whole(tensor)
+                    array = tensors.copy(tensor, self._empty)
                     self.within -= array.nbytes
                     return Whole(tensors.dtype(tensor), array.shape, array)
                 self.within = 0.0  # a later, smaller tensor must not be kept in full instead
             if level == FULL:
-                array = self._whole(tensor)
+                array = tensors.copy(tensor, self._empty)
                 return Whole(tensors.dtype(tensor), array.shape, array)
             return self._sampled(tensor, transposed)
         except Exception as error:
@@ -180,30 +169,6 @@ class Copier:
             return SkippedTensor.because(error)
         finally:
             COPYING.now = False
-
-    def _whole(self, tensor: Any) -> np.ndarray:
-        """Return a copy of all of a tensor, written into the step's file by `keep` if possible.
-
-        A second copy of a tensor in the same step is not written: a parameter after the optimizer's step is only
-        compared with the first copy.
-        """
-        tensors, keep = self._tensors, self._keep
-        if keep is None or math.prod(tensors.shape(tensor)) * int(tensor.element_size()) < LEAST:
-            return tensors.copy(tensor, self._empty)
-        copied = self._kept.get(id(tensor))
-        values = None if copied is not None and copied() is tensor else tensors.live(tensor)
-        stored = None if values is None else keep(values)
-        if stored is None:
-            return tensors.copy(tensor, self._empty)
-        self._kept[id(tensor)] = weakref.ref(tensor)
-        return stored
-
-    def less(self, after: TensorCopy, before: TensorCopy) -> TensorSource:
-        """Return the source of the difference of two copies; `keep` writes large differences into the step's file."""
-        source = after.less(before)
-        if self._keep is None or not isinstance(source, Difference) or source.after.nbytes < LEAST:
-            return source
-        return replace(source, written=self._keep(source.to_store()))
 
     def _sampled(self, tensor: Any, transposed: bool) -> Sampled:
         """Return a sample of a tensor that is not spread over processes."""

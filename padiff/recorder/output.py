@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from padiff.dump.format import STEPS, PreallocatedFiles, SpoolOfStep
+from padiff.dump.format import STEPS
 from padiff.dump.medium import size_of
 from padiff.dump.remote_write import StoreWriter
 from padiff.dump.storage import Storage
@@ -26,7 +26,6 @@ from padiff.records import (
     RunInfo,
     Sketched,
     Step,
-    Storable,
     bytes_text,
     make_sketches,
     run_card,
@@ -164,7 +163,6 @@ class Output:
         self._sizes: Mapping[int, int] = {}
         self._counts: dict[Kind, int] = {}
         self._known = StepCache()
-        self._spools: PreallocatedFiles | None = None
 
     def _aim(self, target: Target) -> None:
         self._target, detail = target, self._detail
@@ -214,7 +212,6 @@ class Output:
         if self.folder is None:
             self.run = self.sink = MemoryRun(info, self._storage.max_bytes)
             return
-        local = as_local(self.folder)
         options: dict[str, Any] = {
             "rank": rank,
             "storage": self._storage,
@@ -233,10 +230,6 @@ class Output:
             warn(f"nothing is recorded, the training goes on: {error}")
             return
         self.sink, self._sizes = writer, writer.written
-        # In all other cases it is only decided at the end of a step what is stored, and if there is space for the step.
-        storage = self._storage
-        if storage.pack and not (storage.compression or storage.mixed or storage.max_bytes) and info.world_size == 1:
-            self._spools = None if local is None else PreallocatedFiles(local / STEPS, info)
 
     def records(self, framework: Framework) -> RecordBuffer:
         """Return a new buffer for the records of a step.
@@ -247,13 +240,7 @@ class Output:
         limit = self._storage.max_bytes
         room = SMALL_BYTES if limit is None else min(SMALL_BYTES, limit * SMALL_SHARE)
         samples = Samples(empty, take_back, framework.tensors.fetch, self._counts)
-        return RecordBuffer(Copier(framework, empty, samples, room, self._keep()), self._known)
-
-    def _keep(self) -> Callable[[Storable], np.ndarray | None] | None:
-        """Return the function that writes tensors into the step's file as they are copied, or None without one."""
-        if self._spools is None or not self._spools.useful:
-            return None
-        return SpoolOfStep(self._spools).keep
+        return RecordBuffer(Copier(framework, empty, samples, room), self._known)
 
     def do(self, call: Callable[[Sink], None]) -> bool:
         """Call a function with the sink. Returns True if there was a sink and no error.

@@ -480,7 +480,7 @@ class Parameters:
                     continue
                 self._before[key] = after
                 dtype = after.dtype if tensor.element_size() >= WIDE else "float32"
-                source = self._records.copier.less(after, before)
+                source = after.less(before)
                 self._records.add(node, "update", slot, source, dtype, after.shape, call, part=after.part)
 
     def _record_together(self, gradients: Together) -> bool:

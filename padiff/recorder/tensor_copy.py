@@ -35,23 +35,19 @@ class Difference(TensorSource):
 
     Attributes:
         after, before: the two arrays.
-        written: the difference as an array in the step's file, if it was written there at once; else `None`.
     """
 
     after: np.ndarray
     before: np.ndarray
-    written: np.ndarray | None = None
 
     @property
     def arrays(self) -> tuple[np.ndarray, ...]:
         return self.after, self.before
 
     def read(self) -> np.ndarray:
-        return difference(self.after, self.before) if self.written is None else self.written
+        return difference(self.after, self.before)
 
     def to_store(self) -> Storable:
-        if self.written is not None:
-            return self.written
         after, before = self.after, self.before
         if after.nbytes <= _PIECE or after.dtype != before.dtype or after.dtype not in (np.float32, np.float64):
             return self.read()
