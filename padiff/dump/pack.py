@@ -16,7 +16,7 @@ from padiff.dump import storage
 from padiff.dump.deduplication import SHARED, Deduplication, RankDedup, elsewhere
 from padiff.dump.format import evaluations_from_json, evaluations_to_json
 from padiff.dump.medium import Explained, check_inside
-from padiff.dump.safetensors import DTYPES, NAMES, ArrayFile, Fetched, Fetching, Place, Places, write_safetensors
+from padiff.dump.safetensors import DTYPES, NAMES, ArrayFile, Fetched, Fetching, Place, write_safetensors
 from padiff.dump.store import AnyPath, as_remote
 from padiff.dump.stored_schema import (
     NOWHERE,
@@ -197,7 +197,7 @@ class _Stored:
     """
 
     file: ArrayFile
-    places: Places
+    places: Mapping[str, Place]
     outside: Mapping[str, tuple[ArrayFile, Place]]
     rows: np.ndarray
     compression: str

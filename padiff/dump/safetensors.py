@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import os
@@ -13,8 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any, TypeAlias
-from weakref import WeakValueDictionary
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -49,13 +47,6 @@ DTYPES = {
 NAMES = {dtype.name: name for name, dtype in DTYPES.items()}
 # The limit of the safetensors library.
 _LARGEST_HEADER = 100_000_000
-# The header's entry for the file's own metadata, and the first bytes of a header that begins with this entry.
-_ABOUT = "__metadata__"
-_QUOTED = f'"{_ABOUT}"'.encode()
-_FIRST = b"{" + _QUOTED + b": ", b"{" + _QUOTED + b":"
-# Bytes of a header that are searched for the end of the metadata.
-_LONGEST = 1 << 20
-_DECODER = json.JSONDecoder()
 
 
 @fast_frozen_init
@@ -78,41 +69,7 @@ class Place:
         return math.prod(self.shape) * self.dtype.itemsize
 
 
-#: The fields of a `Place` as a plain tuple, which the garbage collector stops tracking.
-_Entry: TypeAlias = tuple[int, np.dtype[Any], tuple[int, ...]]
-
-
-class Places(Mapping[str, Place]):
-    """Positions of a file's arrays, by array name. A `Place` is created on lookup: a file may hold very many arrays,
-    and most are read together without it.
-
-    Attributes:
-        entries: start, dtype and shape of each array.
-        last: name of the array that ends last.
-        end: offset at which that array ends; the file has at least this many bytes.
-    """
-
-    __slots__ = ("__weakref__", "end", "entries", "last")
-
-    def __init__(self, entries: Mapping[str, _Entry], last: str, end: int) -> None:
-        self.entries, self.last, self.end = entries, last, end
-
-    def __getitem__(self, name: str) -> Place:
-        return Place(*self.entries[name])
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.entries)
-
-    def __len__(self) -> int:
-        return len(self.entries)
-
-
-#: Positions in use, by the offset of the first array and the digest of the header: most steps of runs of one model
-#: have the same header.
-_IN_USE: WeakValueDictionary[tuple[int, bytes], Places] = WeakValueDictionary()
-
-
-def parse_header(whole: int, bytes_at: Callable[[int, int], bytes]) -> tuple[dict[str, str], Places]:
+def parse_header(whole: int, bytes_at: Callable[[int, int], bytes]) -> tuple[dict[str, str], dict[str, Place]]:
     """Return the metadata of a file, and the positions of its arrays.
 
     Args:
@@ -125,47 +82,24 @@ def parse_header(whole: int, bytes_at: Callable[[int, int], bytes]) -> tuple[dic
     length = int.from_bytes(bytes_at(0, 8), "little")
     if not 0 < length <= min(_LARGEST_HEADER, whole - 8):
         raise ValueError(f"a header of {length} bytes in a file of {whole}")
-    begin, text = 8 + length, bytes_at(8, length)
-    parts = _parted(text)
-    if parts is None:
-        header = parse_json(text, _entry)
-        about = header.pop(_ABOUT, {})
-        places = _places(header, begin)
-    else:
-        about, entries = parts
-        key = begin, hashlib.sha256(entries).digest()
-        places_in_use = _IN_USE.get(key)
-        if places_in_use is None:
-            places_in_use = _IN_USE[key] = _places(parse_json(entries, _entry), begin)
-        places = places_in_use
-    if places.end > whole:
-        raise ValueError(f"tensor {places.last!r} does not lie inside of the file")
-    if places.end < whole:
-        raise ValueError(f"{whole - places.end} bytes at its end belong to no tensor")
+    begin, header = 8 + length, parse_json(bytes_at(8, length), _entry)
+    about = header.pop("__metadata__", {})
+    # As in the safetensors library: tensors lie one after the other, without gaps or overlaps.
+    at, last = 0, ""
+    for start, end, name in sorted((start, end, name) for name, (start, end, _, _) in header.items()):
+        if start != at:
+            raise ValueError(f"tensor {name!r} begins at byte {start}, where the one before ends at {at}")
+        at, last = end, name
+    if begin + at > whole:
+        raise ValueError(f"tensor {last!r} does not lie inside of the file")
+    if begin + at < whole:
+        raise ValueError(f"{whole - begin - at} bytes at its end belong to no tensor")
+    places = {name: Place(begin + start, dtype, shape) for name, (start, _, dtype, shape) in header.items()}
     return {str(key): str(value) for key, value in about.items()}, places
 
 
-def _parted(text: bytes) -> tuple[Any, bytes] | None:
-    """Split a header into the file's metadata and the rest; return `None` unless the metadata is its first entry."""
-    first = next((first for first in _FIRST if text.startswith(first)), None)
-    head = text[:_LONGEST]
-    if first is None or not head.isascii():
-        return None
-    try:
-        about, end = _DECODER.raw_decode(head.decode(), len(first))
-    except ValueError:
-        return None
-    remainder = text[end:].strip()
-    if _QUOTED in remainder or remainder[:1] not in (b",", b"}"):
-        return None
-    return about, b"{" + remainder[1:] if remainder[:1] == b"," else b"{" + remainder
-
-
 def _entry(found: dict[str, Any]) -> Any:
-    """Return a header's entry for an array as a plain tuple, and any other object unchanged.
-
-    Many dictionaries and lists would keep the garbage collector busy.
-    """
+    """Return a header's entry for an array as a tuple, and any other object unchanged."""
     offsets = found.get("data_offsets")
     if not isinstance(offsets, list):
         return found
@@ -174,22 +108,6 @@ def _entry(found: dict[str, Any]) -> Any:
     if start < 0 or end - start != math.prod(shape) * dtype.itemsize:
         raise ValueError(f"a tensor of {dtype} {shape} from byte {start} to {end}")
     return start, end, dtype, shape
-
-
-def _places(header: Mapping[str, Any], begin: int) -> Places:
-    entries: dict[str, _Entry] = {}
-    last, most = "", 0
-    for name, (start, end, dtype, shape) in header.items():
-        if end > most:
-            last, most = name, end
-        entries[name] = begin + start, dtype, shape
-    # As in the safetensors library: tensors lie one after the other, without gaps or overlaps.
-    at = 0
-    for start, end, name in sorted((start, end, name) for name, (start, end, _, _) in header.items()):
-        if start != at:
-            raise ValueError(f"tensor {name!r} begins at byte {start}, where the one before ends at {at}")
-        at = end
-    return Places(entries, last, begin + most)
 
 
 _MOST_OPEN = 4
@@ -246,7 +164,7 @@ class ArrayFile:
         self._descriptor: _Descriptor | None = None
         self._identity: tuple[int, ...] | None = None
 
-    def header(self) -> tuple[dict[str, str], Places]:
+    def header(self) -> tuple[dict[str, str], dict[str, Place]]:
         """Return the file's metadata, and the positions of its arrays, which are checked to lie in the file.
 
         Raises:
@@ -279,7 +197,7 @@ class ArrayFile:
         """Close the file; the next access opens it again."""
         self._descriptor = None
 
-    def _parsed(self) -> tuple[dict[str, str], Places]:
+    def _parsed(self) -> tuple[dict[str, str], dict[str, Place]]:
         file = self._open()
         return parse_header(file.size, file.bytes_at)
 
@@ -432,7 +350,7 @@ class Fetched(ArrayFile):
     def close(self) -> None:
         self._content = None
 
-    def _parsed(self) -> tuple[dict[str, str], Places]:
+    def _parsed(self) -> tuple[dict[str, str], dict[str, Place]]:
         data = self._whole()
         return parse_header(len(data), lambda start, size: data[start : start + size])
 
