@@ -45,7 +45,6 @@ class StoreWriter(RunWriter):
         self._lost: list[int] = []
         self._count = 0
         self._closing, self._answers = threading.Event(), True
-        self._done = options.get("on_done")
         super().__init__(path, info, **options)
 
     def flush(self) -> None:
@@ -114,8 +113,6 @@ class StoreWriter(RunWriter):
             self._queue.put(waiting, timeout=max(PATIENCE - self._waited, 1e-3))
         except queue.Full:
             self._lose(waiting[0], "the store takes steps more slowly than the training makes them")
-            if self._done is not None:
-                self._done(waiting[0])
         self._waited += time.monotonic() - begin
 
     def _say(self) -> None:

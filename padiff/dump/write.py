@@ -149,9 +149,7 @@ class RunWriter:
         rank: rank of this process; rank 0 also writes ``run.json``.
         storage: storage options; steps with sketches have to be packed.
         existing: ``error``, ``resume`` or ``overwrite`` if the folder already holds a run.
-        on_written: called on the writer's thread with each step after it is written. The step's memory is reused
-            afterwards.
-        on_done: called on the writer's thread with each step, written or not, once the writer no longer needs it.
+        on_written: called on the writer's thread with each step after it is written.
 
     Raises:
         UsageError: ``existing`` is none of the three.
@@ -169,7 +167,6 @@ class RunWriter:
         storage: Storage = PLAIN,
         existing: str = "error",
         on_written: Callable[[Step], None] | None = None,
-        on_done: Callable[[Step], None] | None = None,
     ) -> None:
         if existing not in ("error", "resume", "overwrite"):
             raise UsageError(f"existing is 'error', 'resume' or 'overwrite', got {existing!r}")
@@ -183,7 +180,6 @@ class RunWriter:
         self._rank = rank
         self._replace = existing != "error"
         self._on_written = on_written
-        self._on_done = on_done
         self._deduplication = Deduplication(info)
         #: Steps that this process wrote -> bytes of the latest write of each.
         self.written: dict[int, int] = {}
@@ -357,9 +353,6 @@ class RunWriter:
         except BaseException as error:  # the training loop raises it in its next call
             if not self._is_survived(error, step):
                 self._error = error
-        finally:
-            if self._on_done is not None:
-                self._on_done(step)
 
     def _store(self, step: Step, info: RunInfo, pack: Pack | None) -> None:
         self._lock.check_held()

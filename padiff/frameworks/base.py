@@ -13,7 +13,6 @@ import numpy as np
 from padiff.frameworks.feeding import ChoiceSource, MaskObserver, MaskSource
 from padiff.frameworks.hooking import Handle, Hooking, Optimizers
 from padiff.records.recorded import Part
-from padiff.sketches.samples import Empty
 from padiff.sketches.sketch import Cut, Form
 from padiff.system.guard import reraise_from_signal_handler
 
@@ -126,10 +125,8 @@ class Tensors(Protocol):
     def device(self, tensor: Any) -> str:
         """Return the kind of device: ``cpu`` or ``gpu`` in paddle, the device type (such as ``cuda``) in torch."""
 
-    def copy(self, tensor: Any, empty: Empty = np.empty) -> np.ndarray:
+    def copy(self, tensor: Any) -> np.ndarray:
         """Return a copy of the tensor's values that shares no memory; bfloat16 stays bfloat16.
-
-        ``empty`` allocates the array to copy into.
 
         Raises:
             UncopiedError: this kind of tensor can't be copied.

@@ -21,7 +21,7 @@ from padiff.recorder.tensor_copy import (
     Whole,
 )
 from padiff.records.recorded import PARTIAL, Part
-from padiff.sketches.samples import Empty, Layout, Samples
+from padiff.sketches.samples import Layout, Samples
 from padiff.sketches.sketch import ELEMENTS, Cut, cut_of, own_of
 from padiff.system.guard import reraise_from_signal_handler
 
@@ -79,7 +79,6 @@ class Copier:
 
     Args:
         framework: framework of the tensors.
-        empty: allocator of memory for copies, called like ``numpy.empty``.
         samples: store of the samples from which sketches are made.
         room: bytes of small tensors that are kept in full at the level `SMALL`.
 
@@ -90,12 +89,11 @@ class Copier:
     def __init__(
         self,
         framework: Framework,
-        empty: Empty = np.empty,
         samples: Samples | None = None,
         room: float = SMALL_BYTES,
     ) -> None:
         self._tensors, self._spread = framework.tensors, framework.spread
-        self._empty, self._room, self.within = empty, room, math.inf
+        self._room, self.within = room, math.inf
         self._granted = room, math.inf
         self.samples = Samples(bring=framework.tensors.fetch) if samples is None else samples
         self._later: list[PendingValues] = []
@@ -112,7 +110,7 @@ class Copier:
         """Return a copy of the tensor's values."""
         COPYING.now = True
         try:
-            return self._tensors.copy(tensor, self._empty)
+            return self._tensors.copy(tensor)
         finally:
             COPYING.now = False
 
@@ -151,17 +149,17 @@ class Copier:
             if level == SKETCH:
                 return self._sampled(tensor, transposed)
             if level == SMALL and self.resolved(tensor, level) == FULL:
-                array = tensors.copy(tensor, self._empty)
+                array = tensors.copy(tensor)
                 self._room -= array.nbytes
                 return Whole(tensors.dtype(tensor), array.shape, array)
             if level == WITHIN:
                 if self._fits(tensor):
-                    array = tensors.copy(tensor, self._empty)
+                    array = tensors.copy(tensor)
                     self.within -= array.nbytes
                     return Whole(tensors.dtype(tensor), array.shape, array)
                 self.within = 0.0  # a later, smaller tensor must not be kept in full instead
             if level == FULL:
-                array = tensors.copy(tensor, self._empty)
+                array = tensors.copy(tensor)
                 return Whole(tensors.dtype(tensor), array.shape, array)
             return self._sampled(tensor, transposed)
         except Exception as error:
@@ -233,7 +231,7 @@ class Copier:
             self.within = self.within - math.prod(shape) * int(tensor.element_size()) if level == FULL else 0.0
         # A sketch of a sum can't be computed from the sketches of its terms: only projections add up.
         if level == FULL or part.kind == PARTIAL or name.startswith("complex"):
-            array = tensors.copy(tensor, self._empty)
+            array = tensors.copy(tensor)
             return Whole(name, array.shape, array, part=part)
         share = own_of(part.shape, part.offset, shape, transposed)
         values = tensors.elements(tensor, share.elements)

@@ -8,8 +8,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
-import numpy as np
-
 from padiff.dump.format import STEPS
 from padiff.dump.medium import size_of
 from padiff.dump.remote_write import StoreWriter
@@ -21,7 +19,7 @@ from padiff.frameworks.base import Framework
 from padiff.recorder.copying import SMALL_BYTES, SMALL_SHARE, Copier
 from padiff.recorder.options import Detail, Schedule, Target
 from padiff.recorder.record_buffer import RecordBuffer
-from padiff.recorder.tensor_copy import ArrayPool, StepCache
+from padiff.recorder.tensor_copy import StepCache
 from padiff.records import (
     RunInfo,
     Sketched,
@@ -149,7 +147,6 @@ class Output:
         run: the run in memory; `None` for a folder, and before `open`.
         sink: destination of the steps; `None` while the output is not open.
         active: False once recording has stopped after an error.
-        pool: pool of memory for copies, which is used again after a step is written.
     """
 
     def __init__(self, target: Target, detail: Detail) -> None:
@@ -158,7 +155,6 @@ class Output:
         self.run: MemoryRun | None = None
         self.sink: Sink | None = None
         self.active = True
-        self.pool = ArrayPool()
         #: Bytes of each step that this process wrote.
         self._sizes: Mapping[int, int] = {}
         self._counts: dict[Kind, int] = {}
@@ -217,7 +213,6 @@ class Output:
             "storage": self._storage,
             "existing": self._target.existing,
             "on_written": self._target.on_written,
-            "on_done": self.pool.recycle,
         }
         try:
             remote = as_remote(self.folder)
@@ -232,15 +227,11 @@ class Output:
         self.sink, self._sizes = writer, writer.written
 
     def records(self, framework: Framework) -> RecordBuffer:
-        """Return a new buffer for the records of a step.
-
-        Arrays of a run in memory stay with the run; arrays that are written to a folder return to the pool.
-        """
-        empty, take_back = (np.empty, None) if self.run is not None else (self.pool.empty, self.pool.take_back)
+        """Return a new buffer for the records of a step."""
         limit = self._storage.max_bytes
         room = SMALL_BYTES if limit is None else min(SMALL_BYTES, limit * SMALL_SHARE)
-        samples = Samples(empty, take_back, framework.tensors.fetch, self._counts)
-        return RecordBuffer(Copier(framework, empty, samples, room), self._known)
+        samples = Samples(bring=framework.tensors.fetch, counts=self._counts)
+        return RecordBuffer(Copier(framework, samples, room), self._known)
 
     def do(self, call: Callable[[Sink], None]) -> bool:
         """Call a function with the sink. Returns True if there was a sink and no error.
@@ -279,7 +270,6 @@ class Output:
         finally:
             self.sink = None
             self.forget()
-            self.pool.clear()
 
     def forget(self) -> None:
         """Drop the cache of facts from earlier steps, which refers to the layers."""

@@ -350,7 +350,6 @@ class Recorder(CurrentStep):
     def _hand_on(self, go_on: bool) -> bool:
         if self.forked:
             self._warnings.forked()
-        self._output.pool.keep = self.due
         step, pack = self._finish(keep_hooks=go_on and self.due)
         if go_on:
             # Before the writer's thread wakes up and competes for the interpreter.

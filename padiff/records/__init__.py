@@ -92,7 +92,7 @@ from padiff.records.sources import (
     StreamedArray,
     TensorSource,
 )
-from padiff.records.step_schema import LazyRecords, arrays_of, make_sketches, sources_of
+from padiff.records.step_schema import LazyRecords, make_sketches, sources_of
 from padiff.records.traces import (
     NO_TRACE,
     Choice,
@@ -183,7 +183,6 @@ __all__ = [
     "is_of_loss",
     "loss_role",
     "LazyRecords",
-    "arrays_of",
     "make_sketches",
     "sources_of",
     "mark_of",

@@ -125,12 +125,6 @@ class LazyRecords(Sequence[_Thing], Generic[_Thing]):
             )
         return self._made
 
-    @property
-    def arrays(self) -> Iterator[np.ndarray]:
-        """Yield the arrays in memory that hold values, without the samples."""
-        for source in self.others.values():
-            yield from source.arrays
-
     def __len__(self) -> int:
         return len(self._numbers)
 
@@ -216,12 +210,6 @@ def make_sketches(step: Step) -> None:
             samples[id(each.sample[0])] = each.sample[0]
     for sample in samples.values():
         sample.close()
-
-
-def arrays_of(step: Step) -> Iterator[np.ndarray]:
-    """Yield the arrays in memory that hold a step's values, without the samples; an array may come more than once."""
-    for each in _parts(step):
-        yield from each.arrays
 
 
 def _parts(step: Step) -> Iterator[LazyRecords[Any] | TensorSource]:

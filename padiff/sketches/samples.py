@@ -120,7 +120,6 @@ class Rows:
         self._empty, self._expected = empty, counts
         self.pieces: list[Piece] = []
         self._open: dict[Kind, Piece] = {}
-        self._more_memory: list[np.ndarray] = []
         #: Piece and row of each sample, by number.
         self._piece_of: list[int] = []
         self._row_of: list[int] = []
@@ -281,7 +280,7 @@ class Rows:
 
     def table(self) -> np.ndarray:
         """Return the sketches in their stored form: a row for each number."""
-        table = self._taken((len(self), ROW), np.float64)
+        table = self._empty((len(self), ROW), np.float64)
         of = _indices(self._piece_of)
         # Stable, as that kind of sorting is fast for numbers that are mostly in order.
         most = max((piece.size for piece in self.pieces), default=1)
@@ -289,8 +288,8 @@ class Rows:
         table[of == _NOWHERE] = 0.0
         starts = np.searchsorted(of[order], np.arange(len(self.pieces) + 1))
         # Allocated once, not for each piece: that would cost more than the arithmetic.
-        memory = self._taken((2 * max((piece.matrix.nbytes for piece in self.pieces), default=0),), np.uint8)
-        rows = self._taken((max((piece.used for piece in self.pieces), default=0), ROW), np.float64)
+        memory = self._empty((2 * max((piece.matrix.nbytes for piece in self.pieces), default=0),), np.uint8)
+        rows = self._empty((max((piece.used for piece in self.pieces), default=0), ROW), np.float64)
         for piece, start in zip(self.pieces, starts):
             samples, numbers = piece.matrix[: piece.used], order[start : start + piece.used]
             if not samples.size:  # tensors without elements
@@ -303,19 +302,6 @@ class Rows:
             if not isinstance(place, slice):
                 table[place] = out
         return table
-
-    def _taken(self, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
-        """Allocate memory that `release_memory` returns together with the memory of the samples."""
-        array = self._empty(shape, dtype)
-        self._more_memory.append(array)
-        return array
-
-    def release_memory(self) -> list[np.ndarray]:
-        """Remove the samples; return their memory and that of the tables."""
-        memory = [*(piece.matrix for piece in self.pieces), *self._more_memory]
-        self.pieces.clear()
-        self._more_memory.clear()
-        return memory
 
 
 def _indices(numbers: Sequence[int]) -> np.ndarray:
@@ -335,7 +321,6 @@ class Samples:
 
     Args:
         empty: allocates memory.
-        done: receives that memory when it is no longer needed. Default: the memory is freed.
         bring: starts to copy tensors from another device, and returns a function that waits for the copies
             (`padiff.frameworks.base.Tensors.fetch`).
         counts: number of samples of each kind in the previous step; `close` replaces it by this step's.
@@ -344,11 +329,10 @@ class Samples:
     def __init__(
         self,
         empty: Empty = np.empty,
-        done: Callable[[list[np.ndarray]], None] | None = None,
         bring: Callable[[Sequence[Any]], Callable[[], list[np.ndarray]]] | None = None,
         counts: dict[Kind, int] | None = None,
     ) -> None:
-        self._done, self._bring = done, bring
+        self._bring = bring
         self._counts = {} if counts is None else counts
         self._rows = Rows(empty, self._counts)
         #: Pending differences: the first number, the minuends, the subtrahends.
@@ -480,9 +464,7 @@ class Samples:
         self._closed = True
         self._counts.clear()
         self._counts.update(self._rows.counts)
-        memory = self._rows.release_memory()
-        if self._done is not None:
-            self._done(memory)
+        self._rows.pieces.clear()
 
     def _settle(self, instead: bool = False) -> None:
         """Copy every sample into its row.

@@ -14,7 +14,6 @@ import paddle
 
 from padiff.frameworks.base import Each, UncopiedError, compared
 from padiff.sketches import sketch
-from padiff.sketches.samples import Empty
 from padiff.sketches.sketch import BLOCK, ELEMENTS, Cut, Form, block_rows, cut_of, form_of
 
 # Dtypes that paddle's .numpy() silently returns as integers of the same width.
@@ -26,7 +25,6 @@ _BITS = {
 
 # Dtypes that numpy accepts through DLPack, and the number of elements from which DLPack is faster.
 _SHARED = frozenset({"float32", "float64", "float16", "int64", "int32"})
-_LARGE = 1 << 14
 _SHARED_DTYPES = frozenset(getattr(paddle, name) for name in _SHARED)
 
 
@@ -65,7 +63,7 @@ def device(tensor: Any) -> str:
     return "cpu" if tensor.place.is_cpu_place() else "gpu"
 
 
-def copy(tensor: Any, empty: Empty = np.empty) -> np.ndarray:
+def copy(tensor: Any) -> np.ndarray:
     tensor = _whole(tensor).detach()
     if tensor.is_selected_rows():
         rows = tensor.get_selected_rows()
@@ -75,12 +73,6 @@ def copy(tensor: Any, empty: Empty = np.empty) -> np.ndarray:
         return dense
     if tensor.is_sparse():
         tensor = tensor.to_dense()
-    if tensor.place.is_cpu_place() and dtype(tensor) in _SHARED and tensor.size >= _LARGE:
-        # Copy a view through DLPack into existing memory, where .numpy() would always allocate.
-        view = np.from_dlpack(tensor)
-        copied = empty(view.shape, view.dtype)
-        np.copyto(copied, view)
-        return copied
     array = tensor.numpy()
     bits = _BITS.get(dtype(tensor))
     if bits is not None:

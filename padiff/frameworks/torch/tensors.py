@@ -17,7 +17,6 @@ from padiff.frameworks.base import Each, UncopiedError, in_turn
 from padiff.frameworks.hooking import TRANSFORMED
 from padiff.frameworks.torch.calls import OWN_CLASSES, Kinds, TensorsWatch, capturing
 from padiff.sketches import sketch
-from padiff.sketches.samples import Empty
 from padiff.sketches.sketch import BLOCK, ELEMENTS, Cut, Form, block_rows, cut_of, form_of
 
 # Dtypes that numpy lacks, and for which torch's .numpy() raises: their memory is read as integers of the same width.
@@ -303,7 +302,7 @@ def device(tensor: Any) -> str:
     return str(tensor.device.type)
 
 
-def copy(tensor: Any, empty: Empty = np.empty) -> np.ndarray:
+def copy(tensor: Any) -> np.ndarray:
     on_cpu = tensor.is_cpu
     array = memory_of(tensor) if on_cpu else None
     if array is None:
@@ -311,9 +310,7 @@ def copy(tensor: Any, empty: Empty = np.empty) -> np.ndarray:
     if not on_cpu:
         # .cpu() copied already.
         return np.ascontiguousarray(array).reshape(array.shape)
-    copied = empty(array.shape, array.dtype)
-    np.copyto(copied, array)
-    return copied
+    return np.array(array, order="C")
 
 
 def sample(tensor: Any, transposed: bool = False) -> Any:
