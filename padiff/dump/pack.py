@@ -6,7 +6,7 @@ import json
 import math
 from collections import deque
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -337,9 +337,7 @@ class PackWriter:
         last, records, traced = self._last, step.records, step.trace.tensors
         if last is None or not isinstance(records, LazyRecords) or not isinstance(traced, LazyRecords):
             return None
-        if records.pattern is traced.pattern and records.pattern.like is last.pattern:
-            last = self._last = last.renumbered(records.pattern)
-        if last is None or not records.pattern is traced.pattern is last.pattern:
+        if not records.pattern is traced.pattern is last.pattern:
             return None
         tensors: dict[str, Storable] = {}
         sources = [*records.others.values(), *traced.others.values()]
@@ -407,14 +405,6 @@ class _Last:
         others = [*(places[k][1] for k in records.others), *(traced[k][1] for k in tensors.others)]
         order = np.array([rows[row] for row in range(len(rows))], np.intp)
         return cls(pattern, structure, order, others, len({name for name, _ in others}))
-
-    def renumbered(self, pattern: StepSchema) -> _Last | None:
-        """Return this layout for a pattern that differs only in the numbers of the samples, else `None`."""
-        numbers = self.pattern.new_numbers(pattern)
-        if numbers is None:
-            return None
-        rows = np.array([numbers[row] for row in self.rows.tolist()], np.intp)
-        return replace(self, pattern=pattern, rows=rows)
 
 
 def _rows_of(table: np.ndarray, rows: np.ndarray) -> StreamedArray:

@@ -257,10 +257,7 @@ class RecordBuffer:
                 sites.append(TracedSite(dtype, shape, transposed))
         same = same and before is not None and before[1] == calls
         if pattern is None or not same or not pattern.same_as(self._sites, self._numbers, numbers):
-            if pattern is not None and same and pattern.sites == self._sites:
-                pattern = pattern.renumbered(self._numbers, numbers)
-            else:
-                pattern = StepSchema(self._sites, self._numbers, sites, numbers, made())
+            pattern = StepSchema(self._sites, self._numbers, sites, numbers, made())
             self.known.steady = before is None
             self.known.pattern = pattern, calls
         else:

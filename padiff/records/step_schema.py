@@ -60,7 +60,6 @@ class StepSchema:
         traced: descriptions of the traced tensors, in order.
         traced_numbers: number of each traced tensor's sample; `NO_SAMPLE` for a tensor without one.
         calls: the traced calls.
-        like: the previous pattern, if it differs from this one in nothing but the numbers of samples; else `None`.
     """
 
     sites: Sequence[Site]
@@ -68,7 +67,6 @@ class StepSchema:
     traced: Sequence[TracedSite]
     traced_numbers: Sequence[int]
     calls: Sequence[TracedCall]
-    like: StepSchema | None = None
 
     def same_as(self, sites: Sequence[Site], numbers: Sequence[int], traced_numbers: Sequence[int]) -> bool:
         """Return True if a step has the same records, and its samples in the same order.
@@ -76,17 +74,6 @@ class StepSchema:
         The caller has checked that the traced tensors are the same.
         """
         return self.numbers == numbers and self.sites == sites and self.traced_numbers == traced_numbers
-
-    def renumbered(self, numbers: Sequence[int], traced_numbers: Sequence[int]) -> StepSchema:
-        """Return a copy of the pattern with other numbers of samples, linked to this one by `like`."""
-        self.like = None  # else the links would keep all previous patterns alive
-        return StepSchema(self.sites, numbers, self.traced, traced_numbers, self.calls, self)
-
-    def new_numbers(self, other: StepSchema) -> dict[int, int] | None:
-        """Return a map from this pattern's sample numbers to another's; `None` if the map is not one to one."""
-        pairs = {*zip(self.numbers, other.numbers), *zip(self.traced_numbers, other.traced_numbers)}
-        numbers = dict(pairs)
-        return numbers if len(numbers) == len(pairs) == len({*numbers.values()}) else None
 
 
 class LazyRecords(Sequence[_Thing], Generic[_Thing]):

@@ -11,9 +11,7 @@ from kit.nets import batch, cnn, one_step
 from torch.utils.checkpoint import checkpoint
 
 import padiff
-from padiff.dump.pack import PackWriter
 from padiff.recorder.template_matcher import Planning, TemplateMatcher
-from padiff.records.step_schema import StepSchema
 
 STEPS = 10
 #: The step in which something else happens.
@@ -301,22 +299,3 @@ def test_ctrl_c_in_a_gradient_that_is_expected_is_a_keyboard_interrupt(kit, tmp_
         signal.signal(signal.SIGINT, before)
     assert type(caught) is KeyboardInterrupt
     assert number == 3
-
-
-def test_the_first_step_that_follows_a_plan_is_written_as_the_one_before(tmp_path, monkeypatch):
-    placed, own = [], PackWriter._placed
-    monkeypatch.setattr(PackWriter, "_placed", lambda writer, step: (placed.append(step.number), own(writer, step))[1])
-    _, _, whole = recorded(Training("nothing"), tmp_path / "run", monkeypatch, plans=True)
-    assert whole == ALIKE and placed == [0, 1]
-
-
-@pytest.mark.parametrize(
-    ("numbers", "expected"),
-    [((5, 9, 5, -1), {0: 5, 1: 9, -1: -1}), ((5, 9, 6, -1), None), ((5, 5, 5, -1), None), ((5, 9, 5, 3), None)],
-    ids=["others", "one that is two there", "two that are one there", "one of more than a sample"],
-)
-def test_samples_are_known_by_other_numbers_where_nothing_else_is_another(numbers, expected):
-    before = StepSchema([], (0, 1, 0, -1), [], (1, -1), ())
-    other = before.renumbered(numbers, (9, -1))
-    assert other.like is before
-    assert before.new_numbers(other) == expected
