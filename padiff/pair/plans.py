@@ -30,7 +30,7 @@ from padiff.records import (
     is_loss,
 )
 from padiff.records.pair_table import PairColumns, PairSchema, PairTable
-from padiff.records.step_schema import StoredRecords, ValuesNotLoadedError, without_values
+from padiff.records.step_schema import StoredRecords, without_values
 
 # Most cached pairings. The steps of most runs have one structure, or alternate between a few; with sharded parameters
 # each process has its own.
@@ -41,17 +41,14 @@ class _Plan(NamedTuple):
     """Pairing of two step structures.
 
     Attributes:
-        structures, names: structure and names of either side; referenced here so that their ids stay unique.
+        structures: structure of either side.
         alignment: the alignment that paired the steps.
         pairs: pairs in causal order; `None` if the pairing depends on values, or needs computed records.
-        by_name: True if the records' names determine the pairing: then it holds for all steps with these names.
     """
 
     structures: Both[object]
-    names: Both[object]
     alignment: Alignment
     pairs: PairColumns | None
-    by_name: bool
 
     def is_of(self, structures: Both[object], alignment: Alignment) -> bool:
         # A structure equals only itself; merged steps have a tuple of structures.
@@ -73,39 +70,13 @@ class PairPlans:
         plan = next((plan for plan in self._known if plan.is_of(structures, alignment)), None)
         computed: Sequence[Pair] | None = None
         if plan is None:
-            names = Both(a.names, b.names)
-            alike = [plan for plan in self._known if plan.names == names and plan.alignment is alignment]
-            columns = _of_these(alike) if alike else _planned_by_name(reference, candidate, alignment)
-            by_name = columns is not None
-            if columns is None:
-                computed = pair_steps(reference, candidate, alignment)
-                columns = _planned(computed, Both(a, b))
-            plan = _Plan(structures, names, alignment, columns, by_name)
+            computed = pair_steps(reference, candidate, alignment)
+            plan = _Plan(structures, alignment, _planned(computed, Both(a, b)))
             self._known = [*self._known[1 - _MOST :], plan]
         if plan.pairs is None:
             return pair_steps(reference, candidate, alignment) if computed is None else computed
         scales = Both(reference.loss_scale, candidate.loss_scale)
         return PairTable(reference.number, Both(a, b), scales, plan.pairs, computed or ())
-
-
-def _of_these(plans: Sequence[_Plan]) -> PairColumns | None:
-    """Return the cached pairs for steps with the same names; `None` if the names do not determine the pairs."""
-    named_pairs = next((plan.pairs for plan in plans if plan.by_name), None)
-    return None if named_pairs is None else replace(named_pairs, facts={})
-
-
-def _planned_by_name(reference: Step, candidate: Step, alignment: Alignment) -> PairColumns | None:
-    """Return the pairing of two steps by names alone, without creating records.
-
-    Returns `None` if names do not determine the pairing: it depends on values, on shared tensors, or on sketches.
-    """
-    steps = Both(reference, candidate).map(lambda step: replace(step, records=without_values(step.records)))
-    if steps.reference.records is reference.records or steps.candidate.records is candidate.records:
-        return None
-    try:
-        return _planned(pair_steps(steps.reference, steps.candidate, alignment), steps.map(lambda step: step.records))
-    except ValuesNotLoadedError:
-        return None
 
 
 def _planned(pairs: Sequence[Pair], records: Both[Sequence[Record]]) -> PairColumns | None:

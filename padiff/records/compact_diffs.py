@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_right
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -13,7 +13,7 @@ import numpy as np
 
 from padiff.records.both import Both, LazySequence
 from padiff.records.compared import Diff, Pair, Problem
-from padiff.records.pair_table import PairSchema, PairTable, of_called, stage_numbers
+from padiff.records.pair_table import PairSchema, PairTable, stage_numbers
 from padiff.records.recorded import Record, Run, Step
 from padiff.records.report_data import Table
 from padiff.records.sources import TensorSource
@@ -151,25 +151,11 @@ class CompactDiffs(LazySequence[Diff]):
         alike = isinstance(pairs, PairTable) and pairs.unscaled
         numbered = self._planned.get(step.sites) if alike else None
         if numbered is None:
-            numbered = self._called(pairs) if isinstance(pairs, PairTable) else None
-            if numbered is None:
-                lost = [place for place, pair in enumerate(pairs) if not _is_in_files(pair)]
-                numbered = self._numbers(map(_about, pairs)), lost
+            lost = [place for place, pair in enumerate(pairs) if not _is_in_files(pair)]
+            numbered = np.array([self._places[_about(pair)] for pair in pairs], np.uint32), lost
             if alike:
                 self._planned[step.sites] = numbered
         return numbered
-
-    def _called(self, pairs: PairTable) -> tuple[np.ndarray, list[int]] | None:
-        """Return the same as `_about` from the records' descriptions alone; `None` if that requires reading records."""
-        sides = of_called(pairs, _place)
-        if sides is None:
-            return None
-        columns = zip(pairs.columns.layouts, pairs.scales, pairs.columns.optional, pairs.columns.derived)
-        # Records that have a shared description were read from a file.
-        return self._numbers((*both, *others) for both, others in zip(sides, columns)), []
-
-    def _numbers(self, about: Iterable[tuple[Any, ...]]) -> np.ndarray:
-        return np.array([self._places[description] for description in about], np.uint32)
 
     @property
     def failed(self) -> Sequence[Diff]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, TypeVar
@@ -13,7 +13,7 @@ from padiff.records.both import Both, LazySequence, memoize
 from padiff.records.compared import UNSCALED, Pair
 from padiff.records.recorded import STAGES, Record
 from padiff.records.sources import Layout
-from padiff.records.step_schema import StoredRecords, without_values
+from padiff.records.step_schema import StoredRecords
 
 #: A parameter: its layer and slot.
 Key = tuple[str, str]
@@ -238,11 +238,6 @@ class PairTable(LazySequence[Pair]):
         """
         return memoize(self.columns.facts, find, lambda: self)
 
-    @property
-    def scales(self) -> list[Both[float]]:
-        """Return the divisors of each pair's two sides."""
-        return [self._scales_of(scaled) for scaled in self.columns.scaled]
-
     def _scales_of(self, scaled: bool) -> Both[float]:
         return self._scales if scaled else UNSCALED
 
@@ -269,24 +264,6 @@ class PairTable(LazySequence[Pair]):
 def pair_schema_of(pairs: Sequence[Pair]) -> PairSchema:
     """Return the description of pairs."""
     return pairs.sites if isinstance(pairs, PairTable) else PairSchema.from_pairs(pairs)
-
-
-def of_called(pairs: PairTable, find: Callable[[Record], _Fact]) -> Iterator[tuple[_Fact | None, _Fact | None]] | None:
-    """Return the results of a function for both records of each pair, computed from records without values.
-
-    The function may read a record's description only (`padiff.records.step_schema.without_values`). If both sides
-    share their descriptions, the function is called once for both.
-
-    Returns:
-        An iterator, or `None` if a side has no shared descriptions, so that its records would have to be read.
-    """
-    a, b = pairs.records.map(without_values)
-    if a is pairs.records.reference or b is pairs.records.candidate:
-        return None
-    ours = [find(record) for record in a]
-    theirs = ours if b is a else [find(record) for record in b]
-    places = zip(pairs.columns.references, pairs.columns.candidates)
-    return ((None if i is None else ours[i], None if j is None else theirs[j]) for i, j in places)
 
 
 def layouts_of(pairs: Sequence[Pair]) -> Sequence[Layout]:

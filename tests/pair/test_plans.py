@@ -186,27 +186,6 @@ def test_sketches_of_a_process_that_holds_a_part_are_compared_in_each_step(tmp_p
     assert report.failed[0].figures.rel_l2 == pytest.approx(0.5, rel=1e-6)
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_steps_that_keep_the_same_records_otherwise_are_paired_once(seed, tmp_path, counted):
-    def kept(number, seed):
-        made = mixed(number, seed)
-        flat = [replace(r, shape=(r.value.size,), source=InMemory(r.value.reshape(-1))) for r in made.records]
-        return replace(made, records=tuple(flat if number == 0 else map(as_sketch, flat)))
-
-    found = runs(tmp_path, *([kept(n, seed) for n in range(3)] for seed in (seed, seed + 100)))
-    alignment, known = align(TREE, TREE), PairPlans()
-    structures, names = set(), set()
-    for number in range(3):
-        sides = both(found, number)
-        pairs = known.pairs(*sides, alignment)
-        assert reported(pairs) == reported(pair_steps(*sides, alignment))
-        assert all(a is None or any(a is r for r in sides.reference.records) for a in (p.reference for p in pairs))
-        structures.add(sides.reference.records.structure)
-        names.add(sides.reference.records.names)
-    assert (len(structures), len(names)) == (2, 1)
-    assert len(counted) == 1 or calls_differ(sides.map(lambda step: step.records))
-
-
 def test_where_layers_lie_in_other_layouts_it_matters_which_tensors_are_the_same(tmp_path, counted):
     """A container gives out what a layer in it gave out: in one step the same tensor, in the next one a copy of it."""
     square = np.random.default_rng(0).normal(size=(2, 4, 4)).astype(np.float32)
@@ -224,4 +203,4 @@ def test_where_layers_lie_in_other_layouts_it_matters_which_tensors_are_the_same
     for number in range(2):
         sides = both(found, number)
         assert reported(known.pairs(*sides, alignment)) == reported(pair_steps(*sides, alignment))
-    assert len(counted) == 3  # once by what they are called, which does not tell
+    assert len(counted) == 2
