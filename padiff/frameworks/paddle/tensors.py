@@ -73,6 +73,7 @@ def copy(tensor: Any) -> np.ndarray:
         return dense
     if tensor.is_sparse():
         tensor = tensor.to_dense()
+    device(tensor)  # raises if the memory is gone, where .numpy() returns an array without elements
     array = tensor.numpy()
     bits = _BITS.get(dtype(tensor))
     if bits is not None:
