@@ -41,7 +41,6 @@ from padiff.records import (
     TensorSource,
     settings_from_json,
 )
-from padiff.records.both import fast_frozen_init
 from padiff.records.step_schema import StepSchema, StoredRecords
 from padiff.records.traces import regions_from_json, regions_to_json
 from padiff.sketches.sketch import ROW
@@ -60,7 +59,6 @@ def plain_array(array: np.ndarray) -> np.ndarray:
     return array
 
 
-@fast_frozen_init
 @dataclass(frozen=True, slots=True)
 class PackedTensor(TensorSource):
     """A tensor source: one tensor of a step's file, read on demand.

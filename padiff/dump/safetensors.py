@@ -23,7 +23,6 @@ from padiff.dump.store import AnyPath, RemotePath
 from padiff.dump.untrusted import NO_LINK, parse_json, read, read_into, shape_of
 from padiff.errors import RunFolderError
 from padiff.records import Storable, StreamedArray
-from padiff.records.both import fast_frozen_init
 from padiff.system.process import new_memory
 
 #: The format's dtype names -> numpy dtypes.
@@ -49,7 +48,6 @@ NAMES = {dtype.name: name for name, dtype in DTYPES.items()}
 _LARGEST_HEADER = 100_000_000
 
 
-@fast_frozen_init
 @dataclass(frozen=True, slots=True)
 class Place:
     """Position, dtype and shape of a tensor in a file.

@@ -21,7 +21,6 @@ from padiff.dump.store import AnyPath, as_local, as_remote, local_only
 from padiff.dump.untrusted import NO_LINK, open_plain, read_into
 from padiff.errors import TensorFileError
 from padiff.records import TensorSource
-from padiff.records.both import fast_frozen_init
 from padiff.system.process import check_free, new_memory
 
 # Length in bytes of the header that numpy writes, except for arrays of many axes.
@@ -99,7 +98,6 @@ def _header(data: bytes) -> tuple[np.dtype[Any], tuple[int, ...], bool, int] | N
     return dtype, shape, fortran_order, math.prod(shape)
 
 
-@fast_frozen_init
 @dataclass(frozen=True, slots=True)
 class TensorFile(TensorSource):
     """A tensor source: one ``.npy`` file, read on demand.

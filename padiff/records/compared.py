@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-from padiff.records.both import SIDES, Both, fast_frozen_init
+from padiff.records.both import SIDES, Both
 from padiff.records.recorded import Record
 from padiff.records.sources import SAME, Layout
 from padiff.system.frames import Frame
@@ -101,7 +101,6 @@ class Rule(Enum):
     __hash__ = object.__hash__  # see `Figure`
 
 
-@fast_frozen_init
 @dataclass(frozen=True, slots=True)
 class Judgement:
     """A figure compared with its limit.
@@ -153,7 +152,6 @@ UNSCALED = Both(1.0, 1.0)
 _ZEROS = Both(0.0, 0.0)
 
 
-@fast_frozen_init
 @dataclass(frozen=True, slots=True)
 class Pair:
     """Two records that stand for the same quantity; one side may be missing.
@@ -232,7 +230,6 @@ class Float64Reference:
         return f"the {self.code}'s code in float64 is {far}"
 
 
-@fast_frozen_init
 @dataclass(frozen=True, slots=True)
 class Figures:
     """Distances between two tensors, computed in float64 over the positions where both are finite.
@@ -285,7 +282,6 @@ class Figures:
         return 0.0 if self.l2 == 0 else float("inf")
 
 
-@fast_frozen_init
 @dataclass(frozen=True, slots=True)
 class Diff:
     """A pair with its measured figures and its judgement.

@@ -9,7 +9,6 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from padiff.records.both import fast_frozen_init
 from padiff.records.sources import TensorSource
 from padiff.records.traces import NO_TRACE, Region, Trace
 from padiff.sketches.sketch import Sketch
@@ -174,7 +173,6 @@ def is_below(path: str, above: str) -> bool:
     return bool(path) and path != above and (above == ROOT or path.startswith(f"{above}."))
 
 
-@fast_frozen_init
 @dataclass(frozen=True, slots=True)
 class Record:
     """One tensor recorded at a site.
@@ -247,7 +245,6 @@ def loss_role(slot: str) -> str:
     return slot.partition("()")[2].removeprefix(".").removeprefix("input.")
 
 
-@fast_frozen_init
 @dataclass(frozen=True, slots=True)
 class Parameter:
     """A parameter or buffer that a layer owns directly.
