@@ -91,11 +91,15 @@ class Built(NamedTuple):
     bases: tuple[str, ...]
 
 
-@dataclass
+@dataclass(eq=False)
 class Source:
-    """A parsed file: its calls by the last part of the called name, its functions and its classes by name."""
+    """A parsed file: its calls by the last part of the called name, its functions and its classes by name. One that has
+    not changed is the same object: what was found in it is kept for the next recording.
+    """
 
     file: str
+    #: The path that a run has.
+    short: str
     lines: list[str]
     digest: str = ""
     tree: ast.AST = field(default_factory=ast.Pass)
@@ -147,11 +151,11 @@ class Source:
         """Return the line of a plain value; of another expression, with the next lines if it goes on there."""
         if is_plain(node):
             return self.frame_at(node.lineno)
-        return Frame(short_path(self.file), node.lineno, "", statement(self.lines, node.lineno))
+        return Frame(self.short, node.lineno, "", statement(self.lines, node.lineno))
 
     def frame_at(self, line: int) -> Frame:
         """Return a line by its number."""
-        return Frame(short_path(self.file), line, "", self.lines[line - 1].strip()[:_LONGEST])
+        return Frame(self.short, line, "", self.lines[line - 1].strip()[:_LONGEST])
 
 
 class _Found(NamedTuple):
@@ -181,20 +185,30 @@ def construction_lines(
         names: the variables and attributes that hold each optimizer, by key.
     """
     sources = users_sources(layers)
-    search = _Search(layers, [*sources, *_configs(sources)])
+    kinds = tuple((key, kind.__name__, package_of(kind)) for key, kind in optimizers.items())
+    held = tuple((key, frozenset(names.get(key, ()))) for key in optimizers)
+    return dict(_lines(tuple(layers), (*sources, *_configs(sources)), kinds, held))
+
+
+@lru_cache(maxsize=_MOST_FILES)
+def _lines(
+    layers: tuple[Built, ...],
+    sources: tuple[Source, ...],
+    optimizers: tuple[tuple[str, str, str], ...],
+    held: tuple[tuple[str, frozenset[str]], ...],
+) -> dict[str, Frame]:
+    search, names = _Search(layers, sources), dict(held)
     built: dict[str, _Found] = {}
-    for kind in set(optimizers.values()):
-        keys = [key for key, each in optimizers.items() if each == kind]
-        calls = search.calls(kind.__name__, package_of(kind)) or search.chosen_calls()
-        by_name = {
-            key: [each for each in calls if each.source.targets.get(each.node) in names.get(key, ())] for key in keys
-        }
+    for name, package in dict.fromkeys((name, package) for _, name, package in optimizers):
+        keys = [key for key, *each in optimizers if each == [name, package]]
+        calls = search.calls(name, package) or search.chosen_calls()
+        by_name = {key: [each for each in calls if each.source.targets.get(each.node) in names[key]] for key in keys}
         if any(by_name.values()):
             built |= {key: held[0] for key, held in by_name.items() if len(held) == 1}
         elif len(calls) == len(keys):
             built |= dict(zip(keys, calls))
     entries = {f"{key}.group.{name}": value for key in built for name, value in search.groups(built[key])}
-    built = search.roles({name for key in optimizers for name in names.get(key, ())}) | built
+    built = search.roles({name for each in names.values() for name in each}) | built
     own = list(built)
     for layer in layers:
         found = search.expression(layer.path)
@@ -226,9 +240,9 @@ def construction_lines(
     return {**first, **named_first, **own_values, **lines, **named}
 
 
-def users_sources(layers: Sequence[Built]) -> list[Source]:
+def users_sources(layers: Sequence[Built]) -> tuple[Source, ...]:
     """Return the files of the user's code, parsed: at most 60."""
-    return [source for source in map(parsed, _files(layers)) if source is not None]
+    return tuple(source for source in map(parsed, _files(layers)) if source is not None)
 
 
 def source_digests(lines: Mapping[str, Frame]) -> dict[str, str]:
@@ -823,7 +837,7 @@ def parsed(file: str) -> Source | None:
     """Return a file of Python code; `None` if it cannot be read."""
     try:
         state = os.stat(file)
-        return _parse(file, state.st_mtime_ns) if state.st_size <= _LARGEST else None
+        return _parse(file, short_path(file), state.st_mtime_ns) if state.st_size <= _LARGEST else None
     except (OSError, ValueError, SyntaxError, RecursionError):
         return None
 
@@ -857,7 +871,7 @@ def _read(file: str) -> Source | None:
 
 def _config(file: str, content: bytes) -> Source:
     """Return a config as a source: the lines with one plain value each, with the section that holds it."""
-    source = Source(file, content.decode("utf-8", "replace").splitlines(), _digest(content))
+    source = Source(file, short_path(file), content.decode("utf-8", "replace").splitlines(), _digest(content))
     sections: list[tuple[int, str]] = []
     for number, line in enumerate(source.lines, 1):
         entry = _ENTRY.fullmatch(line[:_LONGEST])
@@ -885,11 +899,11 @@ def _plain(text: str) -> float | bool | str:
 
 
 @lru_cache(maxsize=_MOST_FILES)
-def _parse(file: str, changed: int) -> Source:
+def _parse(file: str, short: str, changed: int) -> Source:
     with open(file, "rb") as opened:
         content = opened.read()
     tree = ast.parse(content)
-    source = Source(file, content.decode("utf-8", "replace").splitlines(), _digest(content), tree)
+    source = Source(file, short, content.decode("utf-8", "replace").splitlines(), _digest(content), tree)
     for node, scope, classes in _nodes(tree, source):
         kind = type(node)
         if kind not in _READ:

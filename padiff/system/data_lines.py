@@ -5,13 +5,16 @@ from __future__ import annotations
 import ast
 import sys
 from collections.abc import Collection, Iterator
+from functools import lru_cache
 from types import FrameType
 
 from padiff.system.construction import Source, argument, called_name, parsed
-from padiff.system.frames import Frame, is_users, short_path
+from padiff.system.frames import Frame, is_users
 
 # Most lines, and most calls from the loop to a line. Chosen.
 _MOST, _DEEPEST = 80, 6
+# Most places of the source whose lines are kept for the next recording in this process. Chosen.
+_KEPT = 64
 # Functions of a class that give batches.
 _GIVING = ("__init__", "__getitem__", "__iter__", "__next__", "__call__")
 
@@ -28,8 +31,15 @@ def data_lines(sources: Collection[Source], models: Collection[str]) -> dict[str
         sources: the files of the user's code.
         models: the names of variables that hold the model.
     """
+    return dict(_batches(tuple(sources), frozenset(models), tuple(_users_frames(sys._getframe(1)))))
+
+
+@lru_cache(maxsize=_KEPT)
+def _batches(
+    sources: tuple[Source, ...], models: frozenset[str], places: tuple[tuple[Source, ast.AST, int], ...]
+) -> dict[str, Frame]:
     search = _Search(sources, models)
-    for source, function, line in _users_frames(sys._getframe(1)):
+    for source, function, line in places:
         for loop in _loops(function, line):
             if isinstance(loop, ast.For):
                 search.follow(source, function, loop.iter, 0)
@@ -50,9 +60,14 @@ def used_lines(sources: Collection[Source], call: Frame, key: str) -> dict[str, 
 
     Of a learning rate that code sets itself, the lines that compute the rate.
     """
+    return dict(_used(tuple(sources), call, key))
+
+
+@lru_cache(maxsize=_KEPT)
+def _used(sources: tuple[Source, ...], call: Frame, key: str) -> dict[str, Frame]:
     search = _Search(sources, ())
     for source in sources:
-        if short_path(source.file) == call.file:
+        if source.short == call.file:
             for node in (each for calls in source.calls.values() for each in calls if each.lineno == call.line):
                 search.follow_functions(source, source.scopes.get(node), node)
             for rate in (each for each in source.rates if each.lineno == call.line):
