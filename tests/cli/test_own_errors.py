@@ -75,7 +75,7 @@ def listed(train):
     codes = []
     def watched():
         codes.append(train())
-    calls = planting.calls(watched)
+    calls = planting.enough(watched)
     named = [[name_of(code), code.co_firstlineno] for code in calls]
     return codes[0], named
 
@@ -120,8 +120,8 @@ WATCHES = (
 )
 HOSTS = ("run/hosts.py",)
 SCRIPTS = {
-    "torch": (HEAD["torch"] + DCGAN, WATCHES, 80),
-    "paddle": (HEAD["paddle"] + DCGAN, WATCHES, 80),
+    "torch": (HEAD["torch"] + DCGAN, WATCHES, 40),
+    "paddle": (HEAD["paddle"] + DCGAN, WATCHES, 40),
     "lightning": (LIGHTNING.replace("{package}", "lightning.pytorch"), HOSTS, 5),
     "hapi": (HAPI, HOSTS, 5),
 }

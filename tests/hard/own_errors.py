@@ -65,14 +65,26 @@ class Planting:
 
     def calls(self, train: Callable[[], Any]) -> dict[CodeType, int]:
         """Train; return how many times padiff called each function, in the order of their first calls."""
+        return self._seen(train)[0]
+
+    def enough(self, train: Callable[[], Any]) -> dict[CodeType, int]:
+        """Like `calls`, without the functions that an error of a function that they call passes through: those that
+        have neither a `try` nor a `with`. Their own error would be the same one.
+        """
+        codes, callers = self._seen(train)
+        return {code: count for code, count in codes.items() if code not in callers or code.co_exceptiontable}
+
+    def _seen(self, train: Callable[[], Any]) -> tuple[dict[CodeType, int], set[CodeType]]:
         codes: dict[CodeType, int] = {}
+        callers: set[CodeType] = set()
 
         def look(frame: FrameType, event: str, _: Any) -> None:
             if event == "call" and self._counts(frame):
                 codes[frame.f_code] = codes.get(frame.f_code, 0) + 1
+                callers.add(frame.f_back.f_code)
 
         _profiled(look, train)
-        return {code: count for code, count in codes.items() if not name_of(code).startswith(_BOUNDARY)}
+        return {code: count for code, count in codes.items() if not name_of(code).startswith(_BOUNDARY)}, callers
 
     def fail(self, code: CodeType, train: Callable[[], Any], call: int = 1) -> Any:
         """Train, with a call of a function that fails; return what the training gave."""

@@ -176,15 +176,16 @@ def failing(name: str = "") -> dict[str, list[CodeType]]:
     with tempfile.TemporaryDirectory() as folder:
         for framework, loop in LOOPS.items():
             training = Training(loop, Path(folder, framework))
-            training.recorded()
-            found[framework] = {name_of(code): code for code in planting.functions(training.recorded)}
-            assert len(found[framework]) > 500
+            # The second time the user's source has been read.
+            seen, codes = [(planting.functions(training.recorded), planting.enough(training.recorded)) for _ in "12"][1]
+            found[framework] = {name_of(code): code for code in codes}
+            assert len(found[framework]) > 300
             if name:
                 _, train = otherwise(framework, name, Path(folder, framework, name))
-                train()
-                others = {name_of(code): code for code in planting.functions(train)}
-                found[framework] = {each: code for each, code in others.items() if each not in found[framework]}
-                assert len(found[framework]) > 3
+                others = [planting.enough(train) for _ in "12"][1]
+                known = {*map(name_of, seen)}
+                found[framework] = {name_of(code): code for code in others if name_of(code) not in known}
+                assert len(found[framework]) > 1
     common = set.intersection(*map(set, found.values()))
     turns = dict(zip(sorted(common), itertools.cycle(LOOPS)))
     return {
