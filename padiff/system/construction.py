@@ -247,7 +247,10 @@ def users_sources(layers: Sequence[Built]) -> tuple[Source, ...]:
 
 def source_digests(lines: Mapping[str, Frame]) -> dict[str, str]:
     """Return the SHA-256 of each file that lines of code are in, as it was read for them, by its short path."""
-    files = {frame.file: _read(os.path.join(start_folder(), frame.file)) for frame in lines.values()}
+    files = {
+        file: _read(os.path.join(start_folder(), file))
+        for file in dict.fromkeys(frame.file for frame in lines.values())
+    }
     return {file: source.digest for file, source in files.items() if source is not None}
 
 

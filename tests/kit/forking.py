@@ -39,7 +39,7 @@ IMPORTED = {
 }
 #: Of padiff, what most forks import: where both frameworks are, and from where the tests have it.
 OWN = ("padiff.recorder", "padiff.frameworks.torch", "padiff.frameworks.paddle", "padiff_hooks.training",
-       "padiff_cli.commands.compare", "padiff_cli.commands.run")  # fmt: skip
+       "padiff.compare.diagnose.first", "padiff_cli.commands.compare", "padiff_cli.commands.run")  # fmt: skip
 PACKAGES = ("padiff", "padiff_hooks", "padiff_cli")
 #: A test may set another one.
 PYTHON = sys.executable
