@@ -16,6 +16,8 @@ import pytest
 from hard.children import run_child, started
 from hard.children import run_padiff as padiff
 
+from padiff_cli.main import main
+
 pytestmark = pytest.mark.slow
 
 TRAIN = """
@@ -203,12 +205,13 @@ def test_a_script_that_writes_by_an_absolute_path_is_reported(faulty):
         (["runs/reference", "runs/candidate", "--", "../other.py"], "outside of the working folder"),
     ],
 )
-def test_misuse_is_one_line(faulty, words, message):
+def test_misuse_is_one_line(faulty, monkeypatch, capsys, words, message):
     (faulty.parent / "other.py").write_text("")
-    done = padiff(faulty, "fix", *words)
-    assert done.returncode == 2
-    assert message in done.stderr
-    assert "Traceback" not in done.stderr
+    monkeypatch.chdir(faulty)
+    assert main(["fix", *words]) == 2
+    said = capsys.readouterr().err
+    assert message in said
+    assert "Traceback" not in said
 
 
 def test_a_fault_without_a_rule_is_left_and_said(tmp_path, reference):
