@@ -37,22 +37,20 @@ def optimizers(models, name):
     ]
 
 
-@pytest.mark.parametrize("evaluated", [True, False], ids=["eval", "train"])
-@pytest.mark.parametrize("single_step", [False, True])
+@pytest.mark.parametrize(("evaluated", "single_step"), [(True, True), (False, False)], ids=["eval", "train"])
 def test_a_correct_vit_passes_and_the_noise_is_named(evaluated, single_step, capsys):
     models = start(evaluated)
-    for inputs, targets in batches():
-        report = call(models, inputs, targets, options={"single_step": single_step})
-        assert report, report.first_diff
-        assert set(report.coverage.zeros) <= set(KEYS)
-        assert report.coverage.zeros
+    inputs, targets = next(batches())
+    report = call(models, inputs, targets, options={"single_step": single_step})
+    assert report, report.first_diff
+    assert set(report.coverage.zeros) <= set(KEYS)
+    assert report.coverage.zeros
     out = capsys.readouterr().out
     assert "rounding noise around zero, which no tolerance can judge: " in out
     assert KEYS[0] in out
 
 
-@pytest.mark.parametrize("evaluated", [True, False], ids=["eval", "train"])
-@pytest.mark.parametrize(("name", "steps"), [("sgd", 4), ("adamw", 3)])
+@pytest.mark.parametrize(("evaluated", "name", "steps"), [(True, "sgd", 4), (False, "adamw", 3)])
 def test_steps_of_a_correct_vit_pass(evaluated, name, steps):
     models = start(evaluated)
     inputs, targets = next(batches())
