@@ -631,3 +631,17 @@ def test_a_statement_has_all_its_lines_without_remarks(tmp_path):
     found = statements_of(tmp_path, source, {"(root)": "Net", "norm": "LayerNorm", "last": "Linear"})
     assert found["norm"] == 'self.norm = nn.LayerNorm(\n8,\n\neps="#(",\n)'
     assert found["last"] == "self.last = nn.Linear(8, 3)"
+
+
+def test_what_is_kept_is_of_the_file_as_it_is_now_and_of_the_names_that_are_asked_for(tmp_path):
+    file = tmp_path / "model.py"
+    file.write_text("class Net: ...\nfirst = SGD(net.parameters(), lr=0.1)\nother = SGD(net.parameters(), lr=0.2)\n")
+    built = [Built("(root)", "Net", "user", str(file), ("Net",))]
+    for name, rate in (("first", 0.1), ("other", 0.2), ("first", 0.1)):
+        found = construction_lines(built, {"optimizer.0": SGD}, {"optimizer.0": {name}})
+        assert found["optimizer.0"].code == f"{name} = SGD(net.parameters(), lr={rate})"
+        found.clear()  # the next one's are not these
+    file.write_text(file.read_text().replace("0.1", "0.15"))
+    assert construction_lines(built, {"optimizer.0": SGD}, {"optimizer.0": {"first"}})["optimizer.0"].code.endswith(
+        "0.15)"
+    )
