@@ -167,24 +167,31 @@ def otherwise(framework, name, folder):
 
 
 @functools.cache
+def called(framework: str) -> tuple[list[CodeType], dict[str, CodeType]]:
+    """The functions that a training calls, and those of them that have to fail, by name."""
+    planting = Planting("padiff")
+    with tempfile.TemporaryDirectory() as folder:
+        training = Training(LOOPS[framework], Path(folder))
+        # The second time the user's source has been read.
+        seen, codes = [(planting.functions(training.recorded), planting.enough(training.recorded)) for _ in "12"][1]
+    return seen, {name_of(code): code for code in codes}
+
+
+@functools.cache
 def failing(name: str = "") -> dict[str, list[CodeType]]:
     """The functions that fail, by framework: those that the trainings of both call fail in one of them, by turns.
 
     With other options, those that a training without them does not call.
     """
-    planting, found = Planting("padiff"), {}
+    found = {}
     with tempfile.TemporaryDirectory() as folder:
-        for framework, loop in LOOPS.items():
-            training = Training(loop, Path(folder, framework))
-            # The second time the user's source has been read.
-            seen, codes = [(planting.functions(training.recorded), planting.enough(training.recorded)) for _ in "12"][1]
-            found[framework] = {name_of(code): code for code in codes}
+        for framework in LOOPS:
+            seen, found[framework] = called(framework)
             assert len(found[framework]) > 300
             if name:
-                _, train = otherwise(framework, name, Path(folder, framework, name))
-                others = [planting.enough(train) for _ in "12"][1]
-                known = {*map(name_of, seen)}
-                found[framework] = {name_of(code): code for code in others if name_of(code) not in known}
+                _, train = otherwise(framework, name, Path(folder, framework))
+                others = [Planting("padiff").enough(train) for _ in "12"][1]
+                found[framework] = {name_of(code): code for code in others if code not in seen}
                 assert len(found[framework]) > 1
     common = set.intersection(*map(set, found.values()))
     turns = dict(zip(sorted(common), itertools.cycle(LOOPS)))
