@@ -313,3 +313,17 @@ def test_start_step_and_a_schedule_say_which_steps_are_recorded(kit):
             model(batch(kit)[0])
             rec.try_dump()
     assert rec.run.numbers() == [101, 104]
+
+
+def test_a_process_that_never_imported_torchs_compiler_is_recorded(monkeypatch):
+    import sys
+
+    import torch
+
+    for name in ("torch._dynamo.convert_frame", "torch._dynamo.eval_frame"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    net = torch.nn.Linear(3, 2)
+    with padiff.record(net) as rec:
+        net(torch.ones(2, 3)).sum().backward()
+        assert rec.try_dump()
+    assert rec.run.numbers() == [0]
