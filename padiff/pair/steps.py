@@ -30,6 +30,7 @@ from padiff.records import (
     Pair,
     Record,
     Step,
+    SwappedRows,
     is_functional,
     is_of_loss,
     loss_role,
@@ -43,6 +44,7 @@ _ADDED = 1e-2
 _TELLING = ("labels", "target", "logits", "prediction", "log_probabilities", "probabilities", "scores", "first")
 _INTEGERS = ("int", "uint", "bool")
 _PREDICTIONS = _TELLING[2:]
+_SEQUENCE_FIRST = Layout(((1, 0, 2),))
 # Labels have the same meaning for all loss functions.
 _LABELS = "labels"
 
@@ -486,7 +488,61 @@ def _with_layouts(pairs: list[RecordPair]) -> list[RecordPair]:
             if not pair.layout and a.shape == b.shape and len(layouts) == 1 and layouts != {SAME}:
                 pair = RecordPair(a, b, square_layout(a.shape, layouts))
         result.append(pair)
+    return _with_swapped_rows(result)
+
+
+def _with_swapped_rows(pairs: list[RecordPair]) -> list[RecordPair]:
+    """Return the pairs, with rows in one order where one side has the sequence first and the other the batch.
+
+    Outputs of three axes show it, or the integers that a model gets. Rows that are flat on a side are those of either
+    order: their values tell.
+    """
+    swaps = {swap for pair in pairs if (swap := _swap_shown_by(pair)) is not None}
+    if not swaps:
+        return pairs
+    result, of_outputs = [], dict[tuple[str, str, int], Layout]()
+    for pair in pairs:
+        a, b = pair.reference, pair.candidate
+        if a is not None and b is not None and a.stage not in PARAMETER_STAGES and pair.layout.in_order:
+            site = a.layer, a.slot, a.call
+            layout = of_outputs.get(site) if a.stage == "backward" else None
+            layout = layout or next((layout for swap in swaps if (layout := _swapped(pair, swap))), pair.layout)
+            if a.stage == "forward":
+                of_outputs[site] = layout
+            pair = RecordPair(a, b, layout)
+        result.append(pair)
     return result
+
+
+def _swap_shown_by(pair: RecordPair) -> SwappedRows | None:
+    a, b = pair.reference, pair.candidate
+    if a is None or b is None or a.stage not in ("input", "forward"):
+        return None
+    if pair.layout == _SEQUENCE_FIRST:
+        return SwappedRows(b.shape[0], b.shape[1])
+    if len(a.shape) != 2 or a.shape != b.shape[::-1] or not all(r.dtype.startswith(_INTEGERS) for r in (a, b)):
+        return None
+    if a.source.sketched or b.source.sketched or np.array_equal(a.value, b.value):
+        return None
+    return SwappedRows(*b.shape) if np.array_equal(a.value, b.value.T) else None
+
+
+def _swapped(pair: RecordPair, swap: SwappedRows) -> Layout | None:
+    """Return the layout that swaps a pair's rows; `None` if they are not such rows, or agree better as they are."""
+    a, b = pair.reference, pair.candidate
+    assert a is not None and b is not None
+    axes = swap.inverse.axes_in(a.shape), swap.axes_in(b.shape)
+    if not all(axes) or a.shape[axes[0] :] != b.shape[axes[1] :]:
+        return None
+    layout = Layout((swap, "reshape"))
+    if a.source.sketched or b.source.sketched:
+        return layout  # compared by what no order changes
+    expected = np.asarray(a.value, np.float64)
+    given, other = (np.asarray(each.apply(b.value, a.shape), np.float64) for each in (pair.layout, layout))
+    if given.shape != expected.shape:
+        return layout
+    with np.errstate(all="ignore"):
+        return layout if np.linalg.norm(other - expected) < np.linalg.norm(given - expected) else None
 
 
 def _buffers(alignment: Alignment) -> Both[set[tuple[str, str]]]:

@@ -90,6 +90,7 @@ from padiff.records.sources import (
     Sketched,
     Storable,
     StreamedArray,
+    SwappedRows,
     TensorSource,
 )
 from padiff.records.step_schema import LazyRecords, make_sketches, sources_of
@@ -164,6 +165,7 @@ __all__ = [
     "Sketched",
     "Standing",
     "Step",
+    "SwappedRows",
     "TensorSource",
     "Float64Reference",
     "Trace",

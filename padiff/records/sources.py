@@ -190,10 +190,42 @@ def known_dtype(value: object, what: str = "a tensor") -> str:
 
 
 Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SwappedRows:
+    """Conversion of rows with the batch outside (all of one sample, then the next) to rows with the sequence outside.
+
+    Args:
+        batch: number of samples.
+        length: length of the sequence.
+    """
+
+    batch: int
+    length: int
+
+    def axes_in(self, shape: Shape) -> int:
+        """Return the number of leading axes that hold the rows: 1 if they are flat, else 2; 0 if none do."""
+        rows = self.batch * self.length
+        return 1 if shape[:1] == (rows,) else 2 if shape[:2] == (self.batch, self.length) else 0
+
+    def apply(self, array: np.ndarray) -> np.ndarray:
+        """Return the array with flat rows in the new order."""
+        rest = array.shape[self.axes_in(array.shape) :]
+        return array.reshape(self.batch, self.length, *rest).swapaxes(0, 1).reshape(-1, *rest)
+
+    @property
+    def inverse(self) -> SwappedRows:
+        return SwappedRows(self.length, self.batch)
+
+    def __str__(self) -> str:
+        return f"rows {self.batch} by {self.length}"
+
+
 #: One conversion: `numpy.transpose` with these axes, the transpose of a matrix, a reshape, a broadcast (one side has
-#: a single copy of values that the other side has for every sample), or rows in another order (already exchanged in the
-#: records).
-LayoutStep = Shape | Literal["transpose", "reshape", "broadcast", "rows"]
+#: a single copy of values that the other side has for every sample), rows with the sequence outside for the batch, or
+#: rows in another order (already exchanged in the records).
+LayoutStep = Shape | SwappedRows | Literal["transpose", "reshape", "broadcast", "rows"]
 
 # The usual meaning of a permutation of axes.
 _MEANINGS: dict[LayoutStep, str] = {
@@ -224,8 +256,7 @@ class Layout:
     def from_text(cls, text: str) -> Layout:
         """Return the layout from its text (`str`)."""
         parts = text.split(" then ") if text else []
-        axes = (tuple(map(int, part[5:].split(","))) if part.startswith("axes ") else part for part in parts)
-        return cls(tuple(axes))  # type: ignore[arg-type]
+        return cls(tuple(map(_step_from, parts)))
 
     @property
     def transposes(self) -> bool:
@@ -246,6 +277,8 @@ class Layout:
         for step in self.steps:
             if isinstance(step, tuple):
                 candidate = candidate.transpose(step)
+            elif isinstance(step, SwappedRows):
+                candidate = step.apply(candidate)
             elif step == "transpose":
                 candidate = candidate.T
             elif step == "reshape" and candidate.size == math.prod(reference):
@@ -264,6 +297,8 @@ class Layout:
         for step, before in zip(reversed(self.steps), reversed(shapes[:-1])):
             if isinstance(step, tuple):
                 reference = reference.transpose(np.argsort(step))
+            elif isinstance(step, SwappedRows):
+                reference = step.inverse.apply(reference).reshape(before)
             elif step == "transpose":
                 reference = reference.T
             elif step == "reshape":
@@ -276,7 +311,9 @@ class Layout:
 
     def describe(self) -> str:
         """Return the layout in words."""
-        return ", ".join(_MEANINGS.get(step) or _text(step) for step in self.steps)
+        return ", ".join(
+            _MEANINGS.get((1, 0, 2) if isinstance(step, SwappedRows) else step) or _text(step) for step in self.steps
+        )
 
     def __str__(self) -> str:
         return " then ".join(map(_text, self.steps))
@@ -286,7 +323,15 @@ class Layout:
 
 
 def _text(step: LayoutStep) -> str:
-    return f"axes {','.join(map(str, step))}" if isinstance(step, tuple) else step
+    return f"axes {','.join(map(str, step))}" if isinstance(step, tuple) else str(step)
+
+
+def _step_from(text: str) -> LayoutStep:
+    if text.startswith("axes "):
+        return tuple(map(int, text[5:].split(",")))
+    if text.startswith("rows "):
+        return SwappedRows(*map(int, text[5:].split(" by ")))
+    return text  # type: ignore[return-value]
 
 
 #: The same layout on both sides, a transposed matrix, the same elements in another shape.
