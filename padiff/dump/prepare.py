@@ -10,6 +10,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -67,6 +68,18 @@ def settings_for(path: AnyPath, existing: str) -> Mapping[str, Any] | None:
     if existing == "resume" and (path / RUN_FILE).exists() and not _is_hollow(path / STEPS):
         return read_info(path / RUN_FILE).settings
     return None
+
+
+def remove_without_steps(path: Path) -> None:
+    """Remove a run without a step from a local folder, and the folder unless it holds other files."""
+    if not _is_hollow(path / STEPS):
+        return
+    for name in (RUN_FILE, FINISHED_FILE):
+        (path / name).unlink(missing_ok=True)
+    for name in (STEPS, STRUCTURES, SHARED, PACKS, FLOORS):
+        shutil.rmtree(path / name, ignore_errors=True)
+    with suppress(OSError):
+        path.rmdir()
 
 
 def _take_over(path: AnyPath, info: RunInfo, existing: str) -> None:

@@ -100,6 +100,11 @@ class Launch:
             return True
         return True
 
+    def release(self, name: str) -> None:
+        """Give up a claim of this process."""
+        with contextlib.suppress(OSError):
+            os.unlink(os.path.join(self.claims, name))
+
     def claims_of(self, name: str) -> list[str]:
         """Return the claims that begin with a name."""
         with contextlib.suppress(OSError):

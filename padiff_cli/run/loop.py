@@ -61,6 +61,8 @@ class LoopFinder(ModelFinder):
         #: Watch of a model in a loop that may change its parameters without an optimizer; no other one after it.
         self._by_hand: _Updates | None = None
         self._by_hand_is_over = False
+        #: Whether a step is recorded of which it is not known yet whether it trains.
+        self._on_trial = False
         #: Listener to what the loop computes before the training is found.
         self._prelude: Prelude | None = None
         #: Optimizers of trainings that are over.
@@ -163,8 +165,8 @@ class LoopFinder(ModelFinder):
     def _watch_by_hand(self, layer: Any, framework: Framework) -> bool:
         """Follow a loop without an optimizer; return True if it may train this layer.
 
-        The loop trains a model if the model's values change between a backward and the next call. That step is over by
-        then: the recording begins with the second one.
+        The loop trains a model if the model's values change between a backward and the next call. The first step is
+        recorded on trial; a second call before a backward ends the trial, and the recording begins with the next step.
         """
         if self._by_hand is None:
             if self._training is None and any(True for _ in parameters_of(layer, framework)):
@@ -173,9 +175,13 @@ class LoopFinder(ModelFinder):
                 except Exception as error:  # parameters that a first call makes, say
                     reraise_from_signal_handler(error)
                     self._leave_hand()
+                else:
+                    self._on_trial = self._recording.may_try()
+                    if self._on_trial:
+                        self._start(layer, [])
             return self._by_hand is not None
         if layer is not self._by_hand.model():
-            if self._training is None and not self._by_hand.holds(layer):
+            if (self._training is None or self._on_trial) and not self._by_hand.holds(layer):
                 self._leave_hand()  # one of several models
             return False
         if self._by_hand.happened():
@@ -183,11 +189,26 @@ class LoopFinder(ModelFinder):
                 self._missed = 1
                 self._start(layer, [])
             else:
+                self._end_trial(trains=True)
                 self._end_step()
+        elif not self._by_hand.learned:
+            self._end_trial(trains=False)
         return True
+
+    def _end_trial(self, trains: bool) -> None:
+        """End the trial of a first step, if there is one: the step stays, or nothing of it."""
+        if not self._on_trial:
+            return
+        self._on_trial = False
+        if trains:
+            self._say_of(framework_of(self.model))
+        else:
+            self._close(finished=False)
+            self._recording.undo()
 
     def _leave_hand(self) -> None:
         self._by_hand_is_over = True
+        self._end_trial(trains=False)
         if self._by_hand is not None:
             self._by_hand.remove()
             self._by_hand = None
@@ -275,11 +296,14 @@ class LoopFinder(ModelFinder):
         except RunsDifferError:
             raise
         except PadiffError as error:
+            self._on_trial = False
             self._refuse(str(error))
             return
         self._steps, self._resumes, self._missed = int(goes_on) + self._missed, None, 0
         self._training = training
-        if not goes_on:
+        if self._on_trial:
+            self._recording.try_out()
+        elif not goes_on:
             self._say_of(framework)
         self._watch_if_needed()
         training.begin_batch()
@@ -352,6 +376,7 @@ class LoopFinder(ModelFinder):
         self._end_prelude()
         if self._by_hand is not None:
             if self._training is not None and not self._failed and self._by_hand.happened():
+                self._end_trial(trains=True)
                 self._ends_training(self._training)
             self._leave_hand()
         if not self.recorded:
@@ -376,7 +401,8 @@ class _Updates:
         self._tensors = framework.tensors
         parameters = [tensor for _, tensor in parameters_of(model, framework) if self._tensors.trainable(tensor)]
         self._parameters = [weakref.ref(tensor) for tensor in parameters]
-        self._learned = False
+        #: Whether a backward came since the values changed.
+        self.learned = False
         few = parameters[:: max(1, len(parameters) // _HOOKED)]
         self._handles = [tensor.register_hook(self._learn) for tensor in few]
         self._before = self._values()
@@ -387,12 +413,12 @@ class _Updates:
 
     def happened(self) -> bool:
         """Return True if a backward and a change of values came since the last time that both did."""
-        if not self._learned:
+        if not self.learned:
             return False
         values = self._values()
         changed = any(not np.array_equal(now, before) for now, before in zip(values, self._before))
         if changed:
-            self._learned, self._before = False, values
+            self.learned, self._before = False, values
         return changed
 
     def remove(self) -> None:
@@ -401,7 +427,7 @@ class _Updates:
             self._handles.pop().remove()
 
     def _learn(self, gradient: Any) -> None:
-        self._learned = True
+        self.learned = True
 
     def _values(self) -> list[np.ndarray]:
         alive = [tensor for tensor in (reference() for reference in self._parameters) if tensor is not None]

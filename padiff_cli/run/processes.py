@@ -36,6 +36,7 @@ class ProcessRecording(Recording):
     def __init__(self, launch: Launch, is_main: bool = False, is_fork: bool = False) -> None:
         self._launch, self._is_main, self._is_fork = launch, is_main, is_fork
         self._folder: AnyPath | None = None
+        self._claim = ""
         super().__init__(launch.script, run_folder(launch.dir_path, "--dir"), dict(launch.options))
 
     @property
@@ -52,6 +53,17 @@ class ProcessRecording(Recording):
     def announce(self, what: str) -> None:
         super().announce(what)
         _end_with_process()
+
+    def may_try(self) -> bool:
+        return rank_of_process(self._is_fork) is None and super().may_try()
+
+    def try_out(self) -> None:
+        _end_with_process()
+
+    def undo(self) -> None:
+        super().undo()
+        self._launch.release(self._claim)
+        self._folder = None
 
     def withdraw(self) -> None:
         if self._is_main:
@@ -86,6 +98,7 @@ class ProcessRecording(Recording):
             name = f"{zlib.crc32(path.name.encode()):08x}-"
             is_free = joins or launch.claims_of(name)
             if (is_free or not (path / "run.json").exists()) and launch.claim(f"{name}{rank or 0}"):
+                self._claim = f"{name}{rank or 0}"
                 return path
         raise AssertionError("there is always a next folder")
 

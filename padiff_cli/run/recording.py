@@ -6,7 +6,8 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from padiff.dump.store import AnyPath, run_folder, shown
+from padiff.dump.prepare import remove_without_steps
+from padiff.dump.store import AnyPath, as_local, run_folder, shown
 from padiff.system.terminal import say
 from padiff_cli.run.launch import launched_rank
 from padiff_hooks.training import TrainingRecorder
@@ -66,6 +67,19 @@ class Recording:
     def overwrite(self) -> None:
         """No step was recorded of what began: the folder is free, unless an earlier run goes on in it."""
         self._overwrite = self.options.get("existing") != "resume"
+
+    def may_try(self) -> bool:
+        """Return True if what may be a training can be recorded on trial: no run goes on in the folder."""
+        return self.options.get("existing") != "resume" and as_local(self.target()[0]) is not None
+
+    def try_out(self) -> None:
+        """What may be a training is recorded: `announce` or `undo` follows."""
+
+    def undo(self) -> None:
+        """What began was no training: remove its run, which has no step."""
+        folder = as_local(self.target()[0])
+        if folder is not None:
+            remove_without_steps(folder)
 
     def announce(self, what: str) -> None:
         """A training is seen, and will be recorded: say so."""

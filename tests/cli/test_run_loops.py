@@ -726,7 +726,7 @@ OPTIMIZER_PADDLE = "optimizer.step()\noptimizer.clear_grad()\n"
         ("paddle", BY_HAND_PADDLE, "optimizer = paddle.optimizer.SGD(0.1, net.parameters())\n", OPTIMIZER_PADDLE),
     ],
 )  # fmt: skip
-def test_a_loop_without_an_optimizer_is_recorded_from_its_second_step(framework, update, make, step):
+def test_a_loop_without_an_optimizer_is_recorded_from_its_first_step(framework, update, make, step):
     def script(name, before, after):
         loop = "for i in range(5):\n    loss = net(randn(5, 3)).square().mean()\n    loss.backward()\n"
         text = f"{HEAD[framework]}net = nn.Linear(3, 2)\nnet.eval()\nnet(randn(1, 3))\nnet.train()\n{before}{loop}    "
@@ -737,12 +737,12 @@ def test_a_loop_without_an_optimizer_is_recorded_from_its_second_step(framework,
     assert (recorded.returncode, recorded.stdout) == (0, unchanged.stdout), recorded.stderr
     assert "recording a plain loop without an optimizer: Linear" in recorded.stderr
     by_hand = padiff.open_run("auto")
-    assert by_hand.numbers() == [1, 2, 3, 4]
+    assert by_hand.numbers() == [0, 1, 2, 3, 4]
     assert {"forward", "grad", "update"} <= {record.stage for record in by_hand.steps(4)[0].records}
     script("other.py", make, step)
     assert run("--dir", "other", "other.py").returncode == 0
     report = padiff.compare_runs("other", "auto")
-    assert report.passed and {diff.pair.step for diff in report.diffs} == {1, 2, 3, 4}, report.first_diff
+    assert report.passed and {diff.pair.step for diff in report.diffs} == {0, 1, 2, 3, 4}, report.first_diff
 
 
 def test_a_call_before_the_optimizer_is_made_is_no_training():

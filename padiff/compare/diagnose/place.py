@@ -243,16 +243,16 @@ def _lone(calls: Both[TracedCall | None], graphs: Both[Graph]) -> Both[tuple[str
     """Return the input slots of two calls of a layer that only one of them fills.
 
     A slot that is filled with a tensor of a paired slot is none: an attention over itself gets its query three times.
+    Nor is one with zeros: a recurrent layer begins with them where it gets no state, and a mask of them adds nothing.
     """
     reference, candidate = calls
     if reference is None or candidate is None or reference.function or candidate.function:
         return NO_SLOTS
     paired = _answering(reference.inputs, candidate.inputs, graphs)
     met = Both(*({operand.tensor for operand in side} for side in (zip(*paired) if paired else ((), ()))))
-    return (
-        Both(reference.inputs, candidate.inputs)
-        .zip(met)
-        .map(lambda side: tuple(operand.slot for operand in side[0] if operand.tensor not in side[1]))
+    alone = Both(reference.inputs, candidate.inputs).zip(met)
+    return alone.zip(graphs).map(
+        lambda side: tuple(o.slot for o in side[0][0] if o.tensor not in side[0][1] and not side[1].is_zero(o.tensor))
     )
 
 

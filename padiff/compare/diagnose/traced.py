@@ -133,6 +133,13 @@ class Graph:
         """Return the number of elements of a tensor."""
         return math.prod(self.trace.tensors[tensor].shape)
 
+    def is_zero(self, tensor: int) -> bool:
+        """Return True if a tensor of floats has no other element than zero."""
+        traced = self.trace.tensors[tensor]
+        if traced.source is None or not traced.dtype.startswith(("float", "bfloat")):
+            return False
+        return traced.source.sketch.l2 == 0 if traced.source.sketch is not None else not np.any(traced.source.read())
+
     def back(self, start: int, stop: Callable[[int], bool]) -> list[TracedCall]:
         """Return the calls that computed a tensor, in the order of the trace.
 

@@ -19,8 +19,9 @@ from padiff.compare.diagnose.hypotheses.diff_context import (
     place_of,
     rounding_of,
 )
+from padiff.compare.diagnose.hypotheses.hypothesis import NEAR
 from padiff.compare.diagnose.hypotheses.rules import Fit, History, Rule
-from padiff.records import Both
+from padiff.records import SIDES, Both
 from padiff.system.terminal import first_few
 
 #: Stages that are read of a parameter.
@@ -105,8 +106,8 @@ def tracks_of(scene: DiffContext, first: int | None = None, later: int = LATER) 
     share = max(_MOST // (6 * len(numbers) * len(places)), 32)
     tracks = [track for place in places if (track := _track(scene, place, numbers, min(ELEMENTS, share))) is not None]
     tracks.sort(key=lambda track: -track.noise.reference.shape[1])
-    rates = _rates(scene, numbers)
-    if not tracks or rates is None:
+    rates = _rates(scene, numbers, tracks) if tracks else None
+    if rates is None:
         return None
     return ParameterHistories(tuple(numbers), numbers.index(last), tuple(tracks), rates)
 
@@ -208,16 +209,31 @@ def _root(values: np.ndarray) -> np.ndarray:
     return np.asarray(np.sqrt(np.mean(np.square(values), axis=1, keepdims=True)))
 
 
-def _rates(scene: DiffContext, numbers: Sequence[int]) -> Both[np.ndarray] | None:
-    """Return the learning rates of each step by parameter group; ones if they are not recorded."""
+def _rates(scene: DiffContext, numbers: Sequence[int], tracks: Sequence[ParameterHistory]) -> Both[np.ndarray] | None:
+    """Return the learning rates of each step by parameter group.
+
+    Where none are recorded (a loop that changes its weights by hand), they are those of gradient descent if it explains
+    the updates, else ones.
+    """
     rates = [scene.rates(number) for number in numbers]
     sides = []
-    for side in ("reference", "candidate"):
+    for side in SIDES:
         rows = [getattr(rate, side) for rate in rates]
         if len({len(row) for row in rows}) != 1:
             return None
-        sides.append(np.array(rows) if rows[0] else np.ones((len(numbers), 1)))
+        sides.append(np.array(rows) if rows[0] else _rates_of_descent(tracks, side))
     return Both(*sides)
+
+
+def _rates_of_descent(tracks: Sequence[ParameterHistory], side: str) -> np.ndarray:
+    history, noise = joined(tracks, side)
+    with np.errstate(all="ignore"):
+        rates = -(history.gradients * history.updates).sum(1, keepdims=True) / np.square(history.gradients).sum(
+            1, keepdims=True
+        )
+        off = (history.updates + rates * history.gradients) / noise
+        explains = float(np.sqrt(np.mean(np.square(off)))) <= NEAR
+    return rates if explains else np.ones_like(rates)
 
 
 #: Machine-readable names of causes, by setting.
