@@ -210,6 +210,7 @@ _PADDLE = ArgumentNames(
     },
     with_momentum="Momentum",
     arguments={
+        "batch_first": "time_major",
         "eps": "epsilon",
         "slope": "negative_slope",
         "count_include_pad": "exclusive",
@@ -220,6 +221,7 @@ _PADDLE = ArgumentNames(
         "nonlinearity": "activation",
     },
     converted={
+        "batch_first": lambda first: not first,
         # paddle's momentum weights the old running statistics, torch's weights the new batch.
         "momentum": lambda value: round(1.0 - value, 12),
         "approximate": lambda value: value == "tanh",

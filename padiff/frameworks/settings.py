@@ -47,6 +47,7 @@ _KEPT = frozenset((
 _RESIZES = {"mode": "mode", "align_corners": "align_corners", "scale_factor": "scale_factor", "size": "size"}
 _SHRINKS = {"lambd": "lambd", "threshold": "lambd"}
 _ACTIVATES = {"nonlinearity": "nonlinearity", "activation": "nonlinearity"}
+_TAKES_BATCH = {"batch_first": "batch_first", "time_major": "batch_first"}
 _NORMALIZES = {"norm_first": "norm_first", "normalize_before": "norm_first"}
 # Settings of single classes of the frameworks, whose names mean anything elsewhere: the class, in small letters and
 # without its dimensions, and its attributes with their common names.
@@ -70,8 +71,11 @@ _OF_CLASSES: Mapping[str, Mapping[str, str]] = {
     "embeddingbag": {"max_norm": "max_norm"},
     "rnncell": _ACTIVATES,
     "simplernncell": _ACTIVATES,
-    "rnn": _ACTIVATES,
-    "simplernn": _ACTIVATES,
+    "rnn": _ACTIVATES | _TAKES_BATCH,
+    "simplernn": _ACTIVATES | _TAKES_BATCH,
+    "lstm": _TAKES_BATCH,
+    "gru": _TAKES_BATCH,
+    "multiheadattention": _TAKES_BATCH,
     "transformerencoderlayer": _NORMALIZES,
     "transformerdecoderlayer": _NORMALIZES,
     **{f"adaptive{kind}pool": {"output_size": "output_size"} for kind in ("avg", "max")},
@@ -100,7 +104,7 @@ def plain_settings(attributes: Mapping[str, Any], cls: type = object) -> dict[st
         bare = name.lstrip("_")
         if bare in of_class:
             # Without a value Upsample's corners are not aligned.
-            value = bool(value) if bare == "align_corners" else _plain(value)
+            value = bool(value) if bare == "align_corners" else not value if bare == "time_major" else _plain(value)
             if value is not None:
                 settings.setdefault(of_class[bare], value)
             continue

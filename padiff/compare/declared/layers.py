@@ -212,6 +212,8 @@ def differing(pair: LayerPair) -> list[str]:
         if name in candidate and not _equal(name, value, candidate[name])
         # A convolution over patches and a linear layer compute the same with different sizes.
         if name not in _SIZES or equivalents.kind(pair.reference) == equivalents.kind(pair.candidate)
+        # The axis of the batch may differ as the inputs' axes do: the diffs of calls tell (`causes`).
+        if name != "batch_first"
         # The setting has no effect without padding.
         if name != "count_include_pad" or any(_pads(layer) for layer in pair)
     ]

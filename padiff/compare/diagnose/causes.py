@@ -9,9 +9,10 @@ from dataclasses import replace
 import numpy as np
 
 from padiff.align import Alignment, LayerPair
+from padiff.compare.declared.layers import layer_fix
 from padiff.compare.diagnose.place import Calls, Place
 from padiff.compare.diagnose.settings import cause_around, cause_in_settings
-from padiff.compare.diagnose.traced import called, calls_text
+from padiff.compare.diagnose.traced import Graph, called, calls_text
 from padiff.compare.judge.missing_records import whole_stage_missing
 from padiff.compare.judge.site_facts import key_of
 from padiff.compare.measure.operands import operands
@@ -29,6 +30,7 @@ from padiff.records import (
     Layer,
     Pair,
     Problem,
+    Record,
     TracedCall,
     is_functional,
 )
@@ -471,7 +473,12 @@ def _one_sided(only: Both[tuple[TracedCall, ...]]) -> Cause | None:
 
 
 def recorded_cause(
-    diff: Diff, step: Sequence[Diff], alignment: Alignment, declared: Sequence[Difference], place: Place
+    diff: Diff,
+    step: Sequence[Diff],
+    alignment: Alignment,
+    declared: Sequence[Difference],
+    place: Place,
+    framework: str,
 ) -> Cause | None:
     """Return the cause of a diff if the records of its step show it; else `None`.
 
@@ -481,6 +488,7 @@ def recorded_cause(
         alignment: the pairs of layers and parameters.
         declared: the settings that differ between the runs in this step.
         place: where in the code the diff comes from.
+        framework: the candidate's framework.
     """
     pair = diff.pair
     by_settings = cause_in_settings(pair, declared) if place.inside is not False else cause_around(place, declared)
@@ -498,6 +506,9 @@ def recorded_cause(
         return Cause("sizes", "the layers have other sizes, or the tensor another layout")
     if diff.problem and place.inside is not False:
         return Cause("overflow", "an overflow, a division by zero or a log of zero on one side")
+    by_axes = _axis_of_batch(_layers(pair, alignment), place, framework)
+    if by_axes is not None:
+        return by_axes
     if any(place.lone):
         return _lone_input(pair, place.lone)
     surplus = _surplus(step, alignment) if pair.stage not in ("input", "weight") else ""
@@ -546,6 +557,32 @@ def _lone_input(pair: Pair, lone: Both[tuple[str, ...]]) -> Cause:
     names = " and ".join(f"`{name}`" for name in slots[:3])
     text = f"the {side} gives `{pair.anchor.layer}` {names}, the {other} does not: a state, a mask or positions"
     return Cause("lone_input", text)
+
+
+def _axis_of_batch(layers: LayerPair | None, place: Place, framework: str) -> Cause | None:
+    """Return the cause that a recurrent layer takes another axis of its input as the batch than its partner."""
+    first = layers.map(lambda layer: layer.settings.get("batch_first")) if layers is not None else Both(None, None)
+    if layers is None or place.graphs is None or place.inside is False or None in first:
+        return None
+    shapes = place.graphs.zip(place.diff.pair.sides).map(lambda side: _shape_of_input(*side))
+    reference, candidate = shapes
+    swapped = candidate == (*reference[1::-1], *reference[2:])
+    if len(reference) != 3 or swapped is (reference == candidate) or swapped is (first.reference != first.candidate):
+        return None
+    axes, paths = Both("sequence", "batch"), layers.map(lambda layer: layer.path)
+    taken, other = axes.swapped() if first.candidate else axes
+    if swapped:
+        text = f"`{paths.candidate}` takes the {taken} as the first axis of its input, which has the {other} first: "
+        text += f"{candidate} for {reference}"
+    else:
+        text = f"`{paths.candidate}` takes the {taken} as the first axis of its input, {candidate}, "
+        text += f"`{paths.reference}` takes the {other}"
+    return Cause("layer_setting", text, fix=layer_fix(framework, layers.candidate, "batch_first", not first.candidate))
+
+
+def _shape_of_input(graph: Graph, record: Record | None) -> tuple[int, ...]:
+    call = graph.of_record(record) if record is not None else None
+    return graph.trace.tensors[call.inputs[0].tensor].shape if call is not None and call.inputs else ()
 
 
 def _missing(diff: Diff, step: Sequence[Diff]) -> Cause | None:

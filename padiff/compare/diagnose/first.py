@@ -517,7 +517,7 @@ def _cause(scene: DiffContext, step: Sequence[Diff], place: Place, evidence: Evi
     if place.between:
         scene = replace(scene, diff=place.diff)
     computed = explain(scene) if compute and diff.pair.complete else Finding()
-    recorded = recorded_cause(diff, step, alignment, declared, place)
+    recorded = recorded_cause(diff, step, alignment, declared, place, scene.frameworks.candidate)
     proven = computed.cause is not None and computed.cause.proven
     if diff.pair.stage == "weight" and (surplus := surplus_cause(scene)) is not None:
         return surplus  # what is drawn after a surplus parameter differs, too

@@ -396,7 +396,6 @@ def _of_rates(scene: DiffContext, tracks: ParameterHistories, parameters: Sequen
         text,
         lambda: _predictions(scene, tracks, parameters, Change({})),
         what="parameters' updates",
-        fix=parameter_history.rate(scene.frameworks.candidate),
         values=rates,
     )
 

@@ -400,11 +400,6 @@ def _name(name: str, rule: Rule) -> str:
     return "rho" if name == "alpha" and rule.name == "Adadelta" else _NAMES.get(name, name)
 
 
-def rate(framework: str) -> str:
-    """Return the line that sets a learning rate: empty, as none is known."""
-    return ""
-
-
 def clipping(framework: str, limit: float) -> str:
     """Return the line that clips by the norm of all gradients."""
     lines = {
