@@ -93,11 +93,11 @@ def test_labels_of_another_place_are_found_whatever_the_axes(tmp_path):
 @pytest.mark.parametrize(
     ("turned", "layer", "sentence", "fix"),
     [
-        (True, {}, "takes the batch as the first axis of its input, (5, 3, 6), `rnn` takes the sequence", True),
+        (True, {}, "`lstm` takes the batch first, `rnn` the sequence: both get (5, 3, 6)", True),
         (
             False,
             {"time_major": True},
-            "takes the sequence as the first axis of its input, which has the batch first: (3, 5, 6) for (5, 3, 6)",
+            "`lstm` takes the sequence first, and gets the batch first: (3, 5, 6) for (5, 3, 6)",
             False,
         ),
     ],

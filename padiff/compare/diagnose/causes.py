@@ -571,12 +571,11 @@ def _axis_of_batch(layers: LayerPair | None, place: Place, framework: str) -> Ca
         return None
     axes, paths = Both("sequence", "batch"), layers.map(lambda layer: layer.path)
     taken, other = axes.swapped() if first.candidate else axes
+    name, partner = paths.candidate, paths.reference
     if swapped:
-        text = f"`{paths.candidate}` takes the {taken} as the first axis of its input, which has the {other} first: "
-        text += f"{candidate} for {reference}"
+        text = f"`{name}` takes the {taken} first, and gets the {other} first: {candidate} for {reference}"
     else:
-        text = f"`{paths.candidate}` takes the {taken} as the first axis of its input, {candidate}, "
-        text += f"`{paths.reference}` takes the {other}"
+        text = f"`{name}` takes the {taken} first, `{partner}` the {other}: both get {candidate}"
     return Cause("layer_setting", text, fix=layer_fix(framework, layers.candidate, "batch_first", not first.candidate))
 
 
