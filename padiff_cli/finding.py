@@ -20,7 +20,7 @@ from typing import Any
 from padiff.errors import PadiffError
 from padiff.frameworks import framework_of
 from padiff.frameworks.hooking import Handle
-from padiff.frameworks.interception import DirectCallWatch
+from padiff.frameworks.interception import DirectCallWatch, Override
 from padiff.model.tree import walk
 from padiff.recorder import Recorder
 from padiff.recorder.layers import group_of
@@ -455,7 +455,15 @@ class ModelFinder(ABC):
         def stepped() -> None:
             self._on_paddle_step(alive())
 
-        self._tops[id(optimizer)] = _framework("paddle").optimizers.hook(optimizer, lambda *_: None, stepped)
+        def step(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            stepping: Any = alive()
+            model = self.model
+            self._on_before_step(stepping)
+            # A call that has begun has no place for the hooks of a recorder that begins with it.
+            return (original if self.model is model else stepping.step)(*args, **kwargs)
+
+        handles = _framework("paddle").optimizers.hook(optimizer, lambda *_: None, stepped)
+        self._tops[id(optimizer)] = [*handles, Override(optimizer, "step", step)]
 
     @guarded
     def _on_paddle_step(self, optimizer: Any) -> None:

@@ -838,3 +838,24 @@ def test_an_optimizer_that_paddle_makes_while_it_is_imported_begins_nothing():
     assert not recorded.returncode, recorded.stderr
     calls = padiff.open_run("auto").steps(0)[0].trace.calls
     assert [call.function for call in calls if call.layer == "(loop)"][:2] == ["sub", "div"]
+
+
+@pytest.mark.parametrize(
+    ("framework", "make", "clear"),
+    [
+        ("torch", "torch.optim.LBFGS(net.parameters(), lr=0.8, max_iter=3)", "zero_grad"),
+        ("paddle", "paddle.optimizer.LBFGS(0.8, max_iter=3, parameters=net.parameters())", "clear_grad"),
+    ],
+)
+def test_a_model_that_is_first_called_in_a_closure_is_recorded_from_its_first_step(framework, make, clear):
+    text = f"net = nn.Linear(3, 1)\noptimizer = {make}\nx = randn(5, 3)\ndef closure():\n    optimizer.{clear}()\n"
+    text += "    loss = net(x).square().mean()\n    loss.backward()\n    return loss\n"
+    Path("train.py").write_text(HEAD[framework] + text + "for i in range(2):\n    show(optimizer.step(closure))\n")
+    unchanged, recorded = call("train.py"), run("--dir", "auto", "train.py")
+    assert (recorded.returncode, recorded.stdout) == (0, unchanged.stdout), recorded.stderr
+    recorded_run = padiff.open_run("auto")
+    assert recorded_run.numbers() == [0, 1]
+    for step in (recorded_run.steps(number)[0] for number in (0, 1)):
+        assert {"forward", "grad", "update"} <= {record.stage for record in step.records}
+        rates = [float(record.value.item()) for record in step.records if record.slot.startswith("learning_rate")]
+        assert rates == [pytest.approx(0.8)]

@@ -64,7 +64,8 @@ def optimized(optimizer: Any) -> Sequence[Any]:
 
 def learning_rates(optimizer: Any) -> list[float]:
     inner: Any = _innermost(optimizer)
-    rate = float(inner.get_lr())
+    # L-BFGS keeps its own learning rate, and tells its base class that it is 1.
+    rate = float(inner.learning_rate if type(inner) is paddle.optimizer.LBFGS else inner.get_lr())
     listed = inner._parameter_list or []
     if listed and isinstance(listed[0], dict):
         # A group's own learning rate is a factor of the optimizer's.
