@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+import random
+import sys
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -120,6 +122,16 @@ def describe(nodes: Collection[Node], framework: Framework, recorded: Collection
     return tuple(layers)
 
 
+# Random generators that a program makes itself.
+_GENERATORS = (random.Random, np.random.RandomState, np.random.Generator)
+
+
+def _state_of(generator: Any) -> Any:
+    if isinstance(generator, np.random.Generator):
+        return generator.bit_generator.state
+    return generator.getstate() if hasattr(generator, "getstate") else generator.get_state()
+
+
 class LiveModel:
     """A live model with its layer tree; layers and tensors are accessed by path."""
 
@@ -168,6 +180,31 @@ class LiveModel:
                 if id(tensor) not in identities:
                     identities.add(id(tensor))
                     yield f"{node.path}/{slot}", tensor
+
+    def draws(self) -> Callable[[], None]:
+        """Return a function that sets random generators back to their present states.
+
+        They are those of the framework, Python and numpy, and those that the layers or the modules of their classes
+        hold: ``RNG = numpy.random.default_rng(0)``.
+        """
+        holders = [vars(node.layer) for node in self.nodes]
+        modules = {type(node.layer).__module__: None for node in self.nodes}
+        holders += [vars(sys.modules[name]) for name in modules if name in sys.modules]
+        held = {
+            id(value): value for holder in holders for value in holder.values() if issubclass(type(value), _GENERATORS)
+        }
+        states = [(each, _state_of(each)) for each in (random, np.random, *held.values())]
+        of_framework = self.framework.randomness.state()
+
+        def restore() -> None:
+            self.framework.randomness.restore(of_framework)
+            for generator, state in states:
+                if isinstance(generator, np.random.Generator):
+                    generator.bit_generator.state = state
+                else:
+                    (generator.setstate if hasattr(generator, "setstate") else generator.set_state)(state)
+
+        return restore
 
     @contextmanager
     def buffers_kept(self) -> Iterator[None]:

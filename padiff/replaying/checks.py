@@ -370,7 +370,7 @@ class StateSnapshot:
         self._model = model
         self._values = [(tensor, tensors.copy(tensor)) for _, tensor in model.tensors()]
         self._modes = [(node.layer, node.layer.training) for node in model.nodes]
-        self._random = drawn_now(model)
+        self._draw_again = model.draws()
         #: Functions that restore the optimizers.
         self.undo: list[Callable[[], None]] = []
 
@@ -384,21 +384,8 @@ class StateSnapshot:
         self.undo.clear()
         for layer, mode in self._modes:
             layer.training = mode
-        draw_again(self._model, self._random)
+        self._draw_again()
         framework.layers.clear_gradients(self._model.model)
-
-
-def drawn_now(model: LiveModel) -> Any:
-    """Return the states of the random generators of the framework, Python and numpy."""
-    return model.framework.randomness.state(), random.getstate(), np.random.get_state()
-
-
-def draw_again(model: LiveModel, drawn: Any) -> None:
-    """Set the random generators to states that `drawn_now` returned."""
-    state, python, numpy = drawn
-    model.framework.randomness.restore(state)
-    random.setstate(python)
-    np.random.set_state(numpy)
 
 
 def draw_like(model: LiveModel, seeds: Mapping[str, TensorSource]) -> None:

@@ -16,7 +16,7 @@ from padiff.model.tree import LiveModel
 from padiff.recorder import Recorder
 from padiff.records import Step, TensorSource
 from padiff.records.traces import Batch, Pack, Unkept, with_leaves
-from padiff.replaying.checks import StateRestorer, StateSnapshot, draw_again, draw_like, drawn_now
+from padiff.replaying.checks import StateRestorer, StateSnapshot, draw_like
 from padiff.replaying.feeding import ChoiceFeeder, MaskFeeder, RecordedChoice
 
 
@@ -310,7 +310,7 @@ class StepRunner:
         self.begun: tuple[Pack, bool] | None = None
         self._feeding: Handle | None = None
         self._batch: int | None = None
-        self._drawn: Any = None
+        self._draw_again: Callable[[], None] = lambda: None
         self._narrow: Callable[[], None] | None = None
         self._unmove: Callable[[], None] | None = None
 
@@ -348,10 +348,10 @@ class StepRunner:
         drawing, partners = (pack, self._carrying.partners) if masks is None else masks
         if move is AS_IT_IS:
             draw_like(self._model, drawing.seeds)
-            self._drawn = drawn_now(self._model)
+            self._draw_again = self._model.draws()
         else:
             # Random numbers that can't be replayed are drawn again from the state that the unperturbed run had.
-            draw_again(self._model, self._drawn)
+            self._draw_again()
         self._recorder.step = pack.step
         self._batch = None
         self._recorder.attach()

@@ -5,9 +5,8 @@ from __future__ import annotations
 import functools
 import math
 import os
-import random
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -140,7 +139,8 @@ def run_once(live: LiveModel, inputs: Inputs, training: bool = False) -> Step:
     capture = Capture(0, FixedLayers(framework, live.nodes, paths))
     layers = [node.layer for node in live.nodes]
     mode = _training(layers, framework) if training else framework.layers.evaluating(layers)
-    with live.buffers_kept(), mode, framework.randomness.kept(), _draws_kept():
+    with live.buffers_kept(), mode, ExitStack() as after:
+        after.callback(live.draws())
         capture.attach()
         try:
             live.model(*inputs.args, **inputs.kwargs)
@@ -149,17 +149,6 @@ def run_once(live: LiveModel, inputs: Inputs, training: bool = False) -> Step:
             raise UsageError(f"the forward of {type(live.model).__name__} failed on the inputs: {error}") from error
         finally:
             capture.detach()
-
-
-@contextmanager
-def _draws_kept() -> Iterator[None]:
-    """Restore the random states of Python and numpy at the end of the block."""
-    states = random.getstate(), np.random.get_state()
-    try:
-        yield
-    finally:
-        random.setstate(states[0])
-        np.random.set_state(states[1])
 
 
 @contextmanager

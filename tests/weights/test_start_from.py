@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import shutil
 import textwrap
 
@@ -504,3 +505,29 @@ def test_what_a_model_computes_by_itself_stays_and_is_named_where_it_differs(kin
     np.testing.assert_array_equal(kit.numpy(model.kept), np.full(4, 0.5, "float32"))
     assert (started.buffers, started.computed) == (1, ("(root)/table",) if differs else ())
     assert ("the model computes otherwise, and keeps: (root)/table" in capsys.readouterr().err) is differs
+
+
+OWN = np.random.RandomState(3)
+
+
+class Noisy(torch.nn.Module):
+    """A model that draws from generators of its own and of its module."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear, self.own, self.plain = torch.nn.Linear(3, 2), np.random.default_rng(5), random.Random(7)
+
+    def forward(self, x):
+        return self.linear(x) * float(OWN.rand() + self.own.random() + self.plain.random())
+
+
+def test_generators_of_the_programs_own_go_on_as_without_it(tmp_path):
+    reference = Noisy()
+    with padiff.record(reference, tmp_path / "run") as rec:
+        reference(torch.ones(4, 3))
+        rec.end_step()
+    OWN.seed(3)
+    model = Noisy()
+    expected = [np.random.RandomState(3).rand(), np.random.default_rng(5).random(), random.Random(7).random()]
+    padiff.start_from(tmp_path / "run", model)
+    assert [OWN.rand(), model.own.random(), model.plain.random()] == expected
