@@ -204,7 +204,7 @@ class Capture:
         self.parameters.finish(updates)
         if self.losses is not None:
             if not self._logged:
-                self.losses.finish(self._calls.micro_batches, loss_scale, bool(self._calls.evaluations))
+                self.losses.finish(self._calls.micro_batches, loss_scale, self._calls.mixed)
             self.settings.update(self.losses.settings)
             self.losses.close()
         if detach:
