@@ -317,8 +317,8 @@ class Losses:
         one loss of several.
 
         Args:
-            evaluated: True if the step has calls in evaluation mode with gradients, besides those in training mode. Their
-                outputs are not recorded, and such a sum may be of them.
+            evaluated: True if the step has calls in evaluation mode with gradients, besides those in training mode.
+                Their outputs are not recorded, and such a sum may be of them.
         """
         backwards = len(self._elsewhere) + sum(each.backwards for each in self._seen)
         if self._elsewhere and backwards == loss_scale == 1 and not evaluated:

@@ -374,19 +374,22 @@ def test_figures_that_are_looked_at_are_no_losses(kit):
     assert losses(rec) == {0: float(value)}
 
 
-def test_evaluation_within_a_step_is_left_out(kit):
+@pytest.mark.parametrize("term", [False, True])
+def test_evaluation_within_a_step_is_left_out(kit, term):
     model = net(kit)
     labels = kit.tensor(LABELS, "int64")
     with padiff.record(model) as rec:
-        loss = functional(kit).cross_entropy(model(kit.tensor(X)), labels)
-        loss.backward()
+        output = model(kit.tensor(X))
+        loss = functional(kit).cross_entropy(output, labels)
+        total = loss + output.square().mean() if term else loss
+        total.backward()
         model.eval()
         with kit.no_grad():
             functional(kit).cross_entropy(model(kit.tensor(-X)), labels)
         model.train()
         rec.try_dump()
     assert float(of_losses(rec)["cross_entropy().0"]) == float(kit.numpy(loss))
-    assert losses(rec) == {0: float(kit.numpy(loss))}
+    assert losses(rec) == {0: float(kit.numpy(total))}
 
 
 def test_evaluation_alone_is_recorded(kit):
