@@ -197,9 +197,11 @@ def test_a_call_that_one_loop_lacks_is_no_micro_batch(tmp_path):
 # -- a generator that is not detached --------------------------------------------------------------------------------
 
 
-def _gan(folder, kit, detached=True):
+def _gan(folder, kit, detached=True, zeroed=True, both=False):
     gen, disc = _net(kit, 3, 12, 6, seed=4), _net(kit, 6, 24, 1, seed=5)
     optimizers = [_adam(kit, net) for net in (disc, gen)]
+    if both:
+        optimizers[1] = torch.optim.Adam([*gen.parameters(), *disc.parameters()], 1e-3)
     loss_of = kit.nn.BCEWithLogitsLoss()
     one, zero = (_tensor(kit, np.full((12, 1), value, "float32")) for value in (1.0, 0.0))
     with padiff.record({"gen": gen, "disc": disc}, folder, optimizer=optimizers) as rec:
@@ -210,9 +212,112 @@ def _gan(folder, kit, detached=True):
             _step(optimizers[0])
             loss_of(disc(fake), one).backward()
             _step(optimizers[1])
-            optimizers[0].zero_grad() if kit is torch else optimizers[0].clear_grad()
+            if zeroed:
+                optimizers[0].zero_grad() if kit is torch else optimizers[0].clear_grad()
             rec.try_dump()
     return folder
+
+
+def test_gradients_that_another_models_backward_leaves_are_named(tmp_path):
+    first = padiff.compare_runs(_gan(tmp_path / "a", torch), _gan(tmp_path / "b", paddle, zeroed=False)).first_diff
+    assert (first.step, first.stage, first.cause.kind) == (1, "grad", "stale_gradient") and first.cause.proven
+    assert "those of call 3 of `disc.0` in step 0" in str(first.cause) and "clear_grad()" in first.cause.fix
+
+
+def test_a_parameter_that_two_optimizers_hold_is_named(tmp_path):
+    first = padiff.compare_runs(_gan(tmp_path / "a", torch), _gan(tmp_path / "b", torch, both=True)).first_diff
+    assert (first.stage, first.cause.kind, first.cause.proven) == ("grad", "step_repeated", True)
+    assert "/weight` in 2 of its optimizers, the reference's in 1" in str(first.cause)
+
+
+def _interval(folder, every):
+    """A policy that is trained after every few updates of its critic."""
+    policy, critic = _net(torch, 6, 12, 3, seed=4), _net(torch, 9, 24, 1, seed=5)
+    optimizers = [_adam(torch, net) for net in (critic, policy)]
+    with padiff.record({"policy": policy, "critic": critic}, folder, optimizer=optimizers) as rec:
+        for step, (x, z) in enumerate(zip(*map(torch.tensor, (X, Z)))):
+            loss = (critic(torch.cat([x, z], 1)) - x[:, :1]).square().mean()
+            loss.backward()
+            _step(optimizers[0])
+            if step % every == 0:
+                (-critic(torch.cat([x, policy(x)], 1)).mean()).backward()
+                _step(optimizers[1])
+            optimizers[0].zero_grad()
+            rec.try_dump()
+    return folder
+
+
+def test_a_model_that_is_updated_at_another_interval_is_named(tmp_path):
+    first = padiff.compare_runs(_interval(tmp_path / "a", 2), _interval(tmp_path / "b", 1)).first_diff
+    assert (first.step, first.cause.kind, first.cause.proven) == (1, "step_repeated", True)
+    assert "updates `policy.0` each time, the reference in every 2 steps, from step 0 on" in str(first.cause)
+
+
+def _sampled(folder, asked):
+    """A model of energies whose samples follow its slopes: asked for, or left in the parameters by a backward."""
+    energy = _net(torch, 6, 24, 1, seed=5)
+    optimizer = _adam(torch, energy)
+    with padiff.record(energy, folder, optimizer=optimizer) as rec:
+        for x, noise in zip(*map(torch.tensor, (X, X[::-1].copy()))):
+            for _ in range(2):
+                noise = noise.detach().requires_grad_()
+                energy(noise).sum().backward()
+                noise = noise - 0.1 * noise.grad
+                if asked:
+                    energy.zero_grad()
+            (energy(x).mean() - energy(noise.detach()).mean()).backward()
+            _step(optimizer)
+            rec.try_dump()
+    return folder
+
+
+def test_gradients_that_samples_leave_in_the_parameters_are_named(tmp_path):
+    first = padiff.compare_runs(_sampled(tmp_path / "a", True), _sampled(tmp_path / "b", False)).first_diff
+    assert (first.step, first.stage, first.cause.kind) == (0, "grad", "stale_gradient") and first.cause.proven
+    assert "hold those of 4 of 4 backwards of this step, the reference's of 2 of 4" in str(first.cause)
+
+
+def _two_losses(folder, weight, parts=2, scaled=False):
+    """Two losses of a model, each with a backward of its own in each micro-batch."""
+    model = _net(torch, 6, 24, 4, seed=5)
+    optimizer = _adam(torch, model)
+    with padiff.record(model, folder, optimizer=optimizer) as rec:
+        for x in torch.tensor(X):
+            for part in x.chunk(parts):
+                hidden = model[0](part)
+                out = model[2](model[1](hidden))
+                (out.square().mean() / parts).backward(retain_graph=True)
+                loss = hidden.abs().mean() / parts
+                if weight != 0:
+                    (loss if weight is None else weight * loss).backward()
+            if scaled:
+                for parameter in model.parameters():
+                    parameter.grad *= 0.3
+            _step(optimizer)
+            rec.try_dump()
+    return folder
+
+
+def test_the_weight_of_a_loss_with_a_backward_of_its_own_is_proven(tmp_path):
+    reference = _two_losses(tmp_path / "a", 0.3)
+    assert padiff.compare_runs(reference, _two_losses(tmp_path / "c", 0.3)).passed
+    for name, weight, words in ("b", None, "not scaled by 0.3"), ("d", 0.7, "0.7 for the reference's 0.3"):
+        cause = padiff.compare_runs(reference, _two_losses(tmp_path / name, weight)).first_diff.cause
+        assert cause.proven and words in str(cause), str(cause)
+
+
+def test_a_loss_without_a_backward_of_its_own_is_named(tmp_path):
+    first = padiff.compare_runs(_two_losses(tmp_path / "a", 0.3), _two_losses(tmp_path / "b", 0)).first_diff
+    assert (first.stage, first.cause.kind, first.cause.proven) == ("grad", "loss_term_missing", True)
+    assert "runs 4 backwards in this step, the candidate's 2, of the same losses" in str(first.cause)
+
+
+def test_gradients_that_a_loop_scales_by_hand_are_proven(tmp_path):
+    first = padiff.compare_runs(
+        _two_losses(tmp_path / "a", 0.3, scaled=True), _two_losses(tmp_path / "b", 0.3)
+    ).first_diff
+    assert (first.stage, first.cause.kind, first.cause.proven) == ("grad", "gradient_scale", True), str(first.cause)
+    assert "the reference multiplies what its backward gave by 0.3 before its optimizer" in str(first.cause)
 
 
 def test_a_generator_that_is_not_detached_gets_a_further_gradient(tmp_path):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -78,6 +78,8 @@ def labels_cause(diff: Diff, role: str, calls: Both[LossCall] | None) -> Cause:
             text = f"the {what} that the loss is of are {numbers} times the reference's, column by column"
         elif same_values(reference, candidate):
             text = f"the {what} that the loss is of are in another order than the model's inputs"
+        else:
+            proven = False  # which is no cause
         return Cause("labels", text, proven, evidence)
     differ = reference != candidate
     count, among = int(differ.sum()), reference.size
@@ -535,7 +537,8 @@ def _with_targets(scene: DiffContext, cause: Cause) -> Cause:
         names = first_few([f"`{name}`" for name in unrecorded], 3)
         text = f"a copy of the model that the loop changes may give them, and is not recorded: {names}"
         return replace(cause, sentence=f"{cause.sentence}; {text}")
-    calls = steps.map(_without_gradients)
+    paths = Both(*({getattr(pair, side).path for pair in scene.alignment.pairs} for side in SIDES))
+    calls = steps.zip(paths).map(lambda side: _without_gradients(*side))
     if calls.reference == calls.candidate:
         return cause
     counts = calls.map(lambda count: f"{count} time{'s' * (count != 1)}")
@@ -546,9 +549,9 @@ def _with_targets(scene: DiffContext, cause: Cause) -> Cause:
     return replace(cause, sentence=text)
 
 
-def _without_gradients(step: Step) -> int:
-    """Return the number of calls of the loop whose outputs get no gradient."""
-    calls = outermost_calls(step.records)
+def _without_gradients(step: Step, paths: Collection[str]) -> int:
+    """Return the number of calls of the loop of some layers whose outputs get no gradient."""
+    calls = {site for site in outermost_calls(step.records) if site[0] in paths}
     return len(calls - {(record.layer, record.call) for record in step.records if record.stage == "backward"})
 
 

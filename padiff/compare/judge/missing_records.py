@@ -136,17 +136,6 @@ def whole_stage_missing(diff: Diff, step: Sequence[Diff]) -> bool:
     )
 
 
-def optimizer_steps(step: Sequence[Diff]) -> Both[int]:
-    """Return the number of optimizer steps of the reference and of the candidate within one step."""
-    calls: Both[set[int]] = Both({0}, {0})
-    for diff in step:
-        if diff.pair.stage == "update":
-            for side, record in zip(calls, diff.pair.sides):
-                if record is not None and record.layer != LOOP:
-                    side.add(record.call + 1)
-    return calls.map(max)
-
-
 def _is_of(diff: Diff, absent: Both[frozenset[str]]) -> bool:
     pair = diff.pair
     if pair.complete or pair.optional or pair.anchor.layer == LOOP:

@@ -122,6 +122,7 @@ def _with_forms(diffs: StepDiffs) -> StepDiffs:
     if not places:
         return diffs
     failed = {place for place in np.flatnonzero(~rows["passed"]).tolist() if not is_of_loss(diffs[place].pair.anchor)}
+    failed = {place for place in failed if sites.stages[place] != "update"}  # which comes after the gradients
     losses, grads = np.flatnonzero(sites.fact(SiteFacts).losses), sites.places["grad"]
     counted = grads[diffs.compared[grads]]
     size = float(np.linalg.norm(rows["reference_l2"][counted]))

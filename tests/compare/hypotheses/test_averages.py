@@ -140,3 +140,12 @@ def test_a_fault_of_the_source_is_not_the_averages(tmp_path):
     reference = _torch(tmp_path / "right")
     first = padiff.compare_runs(reference, _torch(tmp_path / "wrong", lr=2e-3)).first_diff
     assert first.cause.kind == "learning_rate", first.message
+
+
+def test_a_decay_that_follows_a_schedule_on_one_side_is_named(tmp_path):
+    """The decays are nearly equal at first: a later step shows that one is a schedule."""
+    reference = _torch(tmp_path / "a", decay=lambda step: 0.99 + 1e-3 * step)
+    first = padiff.compare_runs(reference, _torch(tmp_path / "b", decay=0.99)).first_diff
+    assert (first.cause.kind, first.cause.proven) == ("average_decay", True), str(first.cause)
+    assert "0.99 for the reference's 0.99" in str(first.cause)
+    assert "only the reference's changes from step to step" in str(first.cause)

@@ -166,8 +166,17 @@ def test_micro_batches_that_are_zeroed_away_are_reported():
     assert "only the last micro-batch is" in cause.sentence
 
 
-def test_a_ratio_that_is_no_number_of_the_run_is_likely_at_most():
+def test_a_ratio_that_is_no_number_of_the_run_is_proven_where_each_step_shows_it():
     cause = cause_of(None, each(lambda p, k: 0.37 * p.grad))
+    assert (cause.kind, cause.proven) == ("gradient_scale", True)
+    assert "the candidate multiplies what its backward gave by 0.37 before its optimizer steps" in cause.sentence
+
+
+def test_a_ratio_that_other_steps_do_not_show_is_likely_at_most():
+    def once(model, optimizer, step):
+        return [p.grad.mul_(0.37) for p in model.parameters() if step == 1]
+
+    cause = cause_of(None, once)
     assert (cause.kind, cause.proven) == ("gradient_scale", False)
     assert "0.37 times what its backward gave, the other side's are what it gave" in cause.sentence
 
@@ -244,6 +253,23 @@ def test_a_step_that_is_taken_twice_is_reported():
 
     first = first_of(torch_run(sgd), torch_run(sgd, before_step=twice))
     assert (first.step, first.cause.kind, first.cause.proven) == (2, "step_repeated", True)
+
+
+@pytest.mark.parametrize(
+    ("is_frozen", "words"),
+    [
+        (lambda step: step < 2, "each time, but only from step 2 on"),
+        (lambda step: step % 2 == 1, "in every 2 steps, from step 0 on"),
+    ],
+)
+def test_the_steps_in_which_only_one_side_updates_a_parameter_are_reported(is_frozen, words):
+    def freeze(model, optimizer, step):
+        if is_frozen(step):
+            model[0].weight.grad = model[0].bias.grad = None
+
+    first = first_of(whole(freeze, 5), torch_run(sgd, 5))
+    assert (first.cause.kind, first.cause.proven) == ("step_repeated", True), first.cause.text
+    assert f"the candidate updates `0` each time, the reference {words}" in first.cause.sentence
 
 
 def test_a_ratio_is_a_fraction_of_what_the_run_counts():

@@ -274,7 +274,8 @@ class Later:
         if diff is None:
             return None
         self._seen.add("stepped")
-        cause = next(missing_gradient.missing_causes(self._scene(diff, diffs, alignment)), None)
+        scene = self._scene(diff, diffs, alignment)
+        cause = missing_gradient.interval_cause(scene) or next(missing_gradient.missing_causes(scene), None)
         if cause is None or not cause.proven or cause.kind not in ("step_skipped", "step_repeated"):
             return None
         return Fault(diff, cause, kind="update")

@@ -29,6 +29,8 @@ _KNOWN = 16.0
 _SAME, _SURE = 1e-3, 8.0
 # The same of running statistics, which are means over a batch besides.
 _BUFFER_ROUNDINGS = 32.0
+# Most steps in which a share is looked for that differs more clearly.
+_LATER = 16
 # Most weights that are tried as sources.
 _SOURCES = 8
 # Least count of values of a weight.
@@ -74,8 +76,19 @@ class Averages:
         reference, candidate = self.sides
         if candidate.share and reference.late is not candidate.late:
             return True
-        apart = abs(reference.share - candidate.share)
-        return apart > _SAME * abs(reference.share) + _SURE * (reference.error + candidate.error)
+        return self.are_apart(reference, candidate)
+
+    @staticmethod
+    def are_apart(first: Average, second: Average) -> bool:
+        """Return True if two shares differ by more than rounding."""
+        apart = abs(first.share - second.share)
+        return apart > _SAME * abs(first.share) + _SURE * (first.error + second.error)
+
+    @property
+    def is_clear(self) -> bool:
+        """Return True if the sides' shares differ by so much that the weights show it beyond rounding."""
+        apart = abs(self.sides.reference.share - self.sides.candidate.share)
+        return apart * _root(self.sources.candidate[0] - self.before.candidate, 0.0) >= _KNOWN * self.noise
 
 
 def sources_of(place: PairPlace, owned: Mapping[PairPlace, Pair], pair: Pair) -> list[PairPlace]:
@@ -179,6 +192,11 @@ def hypotheses(scene: DiffContext) -> Iterator[Hypothesis]:
     average = averages(scene, place_of(scene.diff.pair))
     if average is None or not average.differ:
         return
+    later, next_average = _later(scene, average)
+    changes = average.sides.zip(next_average.sides).map(lambda side: Averages.are_apart(*side))
+    number = scene.number
+    if not average.is_clear:
+        scene, average = later, next_average
     reference, candidate = average.sides
     source = f"`{average.source[0]}`" if average.source[0] else "the model"
     if running:
@@ -198,10 +216,31 @@ def hypotheses(scene: DiffContext) -> Iterator[Hypothesis]:
         kind = "average_decay"
         decays = average.sides.map(_decay)
         text = f"the average of {source} has a decay of {decays.candidate} for the reference's {decays.reference}"
+        if scene.number != number:
+            text += f" in step {scene.number}"
+        if changes.reference != changes.candidate:
+            text += f": only the {'reference' if changes.reference else 'candidate'}'s changes from step to step"
         for side, other in (SIDES, SIDES.swapped()):
             if float(getattr(decays, side)) == 0:
                 text = f"the {side} copies {source}, the {other} averages it with a decay of {getattr(decays, other)}"
     yield Hypothesis(kind, "an average", text, partial(_predicted, scene, average), "averages", free=1)
+
+
+def _later(scene: DiffContext, average: Averages) -> tuple[DiffContext, Averages]:
+    """Return the next step in which the shares clearly differ, of a few, with the average there; else those given.
+
+    A share that follows a schedule differs little at first. Each side's weights are computed from its own.
+    """
+    place = place_of(scene.diff.pair)
+    for number in [number for number in scene.numbers if number > scene.number][:_LATER]:
+        pair = scene.pairs(number, "weight").get(place)
+        if pair is not None:
+            pairs = (each for stage in ("weight", "update") for each in scene.pairs(number, stage).values())
+            later = replace(scene, diff=Diff(pair), step=[Diff(each) for each in pairs], _pairs={}, _sides={})
+            next_average = averages(later, place)
+            if next_average is not None and next_average.differ and next_average.is_clear:
+                return later, next_average
+    return scene, average
 
 
 def within_step(scene: DiffContext) -> Iterator[Hypothesis]:

@@ -25,7 +25,7 @@ from padiff.compare.diagnose.hypotheses.diff_context import (
 from padiff.compare.diagnose.hypotheses.hypothesis import Hypothesis, Prediction
 from padiff.model import equivalents
 from padiff.pair.joined_calls import calls_of, is_joined
-from padiff.records import LOOP, SIDES, Both, Cause, Diff, Pair, Step
+from padiff.records import LOOP, SIDES, Both, Cause, Diff, Pair, Record, Step
 from padiff.system.terminal import first_few
 
 #: Most elements of a gradient that are compared.
@@ -127,36 +127,39 @@ def _rms(diff: Diff) -> float:
 # -- the terms of a gradient ----------------------------------------------------------------------------------------
 
 
-def bias_sums(scene: DiffContext, number: int) -> list[tuple[Pair, Both[list[np.ndarray]]]]:
-    """Return gradients of biases, each with the sums of the output's gradient over each call of the layer.
+#: The backwards of a layer's calls: number of the step, of the call, and the slot of the output.
+_Backwards = dict[tuple[int, int, str], np.ndarray]
+
+
+def bias_sums(scene: DiffContext, number: int) -> list[tuple[Pair, Both[_Backwards]]]:
+    """Return gradients of biases, each with the sums of its output's gradients over each backward of the layer.
 
     The sums show the gradient as the backward computed it, before clipping or scaling changed it for the optimizer.
     """
     kinds = {p.reference.path: equivalents.group_of_kinds(equivalents.kind(p.reference)) for p in scene.alignment.pairs}
-    outputs: dict[str, list[Pair]] = {}
-    for pair in scene.pairs(number, "backward").values():
-        outputs.setdefault(pair.anchor.layer, []).append(pair)
+    steps = scene.sides(number)
     rows = []
     for (layer, slot, call), pair in scene.pairs(number, "grad").items():
-        if call or equivalents.slot(slot) != "bias" or kinds.get(layer) not in ("linear", "conv"):
+        if steps is None or call or equivalents.slot(slot) != "bias" or kinds.get(layer) not in ("linear", "conv"):
             continue
-        calls = sorted(outputs.get(layer, ()), key=lambda call: call.anchor.call)
-        sums = [_summed(output, kinds[layer], pair.anchor.shape) for output in calls]
-        if sums and all(total is not None for total in sums):
-            sides = [total for total in sums if total is not None]
-            rows.append((pair, Both([s.reference for s in sides], [s.candidate for s in sides])))
+        sums = Both(*(_summed(step, record, kinds[layer]) for step, record in zip(steps, pair.sides)))
+        if all(sums):
+            rows.append((pair, sums))
     return rows
 
 
-def _summed(pair: Pair, kind: str, shape: tuple[int, ...]) -> Both[np.ndarray] | None:
-    values = whole_of(pair)
-    if values is None or len(shape) != 1 or values.reference.ndim < 2:
-        return None
-    axis = values.reference.ndim - 1 if kind == "linear" else 1
-    if values.reference.shape[axis] != shape[0]:
-        return None
-    axes = tuple(k for k in range(values.reference.ndim) if k != axis)
-    return values.map(lambda v: np.asarray(v.sum(axis=axes)))
+def _summed(step: Step, bias: Record | None, kind: str) -> _Backwards:
+    """Return the sums that make a bias's gradient; empty if an output's gradient is a sketch, or has another form."""
+    sums = {}
+    for record in step.records:
+        if bias is None or record.stage != "backward" or record.layer != bias.layer:
+            continue
+        axis = len(record.shape) - 1 if kind == "linear" else 1
+        if record.source.sketched or len(record.shape) < 2 or (record.shape[axis],) != bias.shape:
+            return {}
+        axes = tuple(k for k in range(len(record.shape)) if k != axis)
+        sums[step.number, record.call, record.slot] = np.asarray(record.value.astype(np.float64).sum(axis=axes))
+    return sums
 
 
 def made_of(scene: DiffContext, number: int) -> Both[float | None]:
@@ -169,7 +172,7 @@ def made_of(scene: DiffContext, number: int) -> Both[float | None]:
         for pair, sums in rows:
             gradients = whole_of(pair)
             if gradients is not None:
-                pairs.append((getattr(gradients, side).ravel(), sum(getattr(sums, side))))
+                pairs.append((getattr(gradients, side).ravel(), sum(getattr(sums, side).values())))
         for got, gave in pairs:
             above, below = above + float(got @ gave), below + float(gave @ gave)
         ratio = above / below if below > 0 else None
@@ -254,14 +257,14 @@ def hypotheses(scene: DiffContext) -> Iterator[Hypothesis | Cause]:
     gradients = gradients_of(scene)
     if not gradients.tensors:
         return
+    departing, is_constant = _departing(scene)
     for hypothesis in _ratios(scene, gradients, "gradients"):
-        yield (
-            replace(hypothesis, sentence=hypothesis.sentence + _departing(scene))
-            if hypothesis.changes == 1
-            else hypothesis
-        )
+        if hypothesis.changes == 1:
+            text, telling = hypothesis.sentence + departing, hypothesis.telling or is_constant
+            hypothesis = replace(hypothesis, sentence=text, telling=telling)
+        yield hypothesis
     yield from _stale(scene, gradients)
-    yield from _missing_calls(scene)
+    yield from _of_backwards(scene)
     yield from _decayed(scene, gradients)
 
 
@@ -366,16 +369,23 @@ def _with_one_ratio(tensors: Sequence[Prediction]) -> list[Prediction]:
     ]
 
 
-def _departing(scene: DiffContext) -> str:
-    """Return text on the side whose optimizer received other gradients than its backward computed; empty if unknown."""
+def _departing(scene: DiffContext) -> tuple[str, bool]:
+    """Return text on the side whose optimizer received other gradients than its backward computed, and True if they are
+    so in other steps, too, as where the loop scales them; an empty text if unknown.
+    """
     factors = made_of(scene, scene.number)
     if factors.reference is None or factors.candidate is None:
-        return ""
+        return "", False
     same = factors.map(lambda ratio: ratio is not None and abs(ratio - 1) <= AT_MOST)
     if same.reference == same.candidate:
-        return ""
-    side, ratio = ("candidate", factors.candidate) if same.reference else ("reference", factors.reference)
-    return f"; the {side}'s are {ratio:.5g} times what its backward gave, the other side's are what it gave"
+        return "", False
+    side = "reference" if same.candidate else "candidate"
+    ratio = getattr(factors, side)
+    others = [n for n in scene.numbers if abs(n - scene.number) == 1]
+    again = [getattr(made_of(scene, number), side) for number in others]
+    if again and all(other is not None and abs(other - ratio) <= AT_MOST * abs(ratio) for other in again):
+        return f": the {side} multiplies what its backward gave by {ratio:.5g} before its optimizer steps", True
+    return f"; the {side}'s are {ratio:.5g} times what its backward gave, the other side's are what it gave", False
 
 
 def _stale(scene: DiffContext, gradients: Gradients) -> Iterator[Hypothesis]:
@@ -459,49 +469,99 @@ def _mixed(rows: _Rows, parts: Sequence[tuple[float, float]]) -> Iterator[Predic
         yield replace(tensor, predicted=now * tensor.without + before * values)
 
 
-def _missing_calls(scene: DiffContext) -> Iterator[Hypothesis]:
-    """Yield the hypothesis that gradients of some micro-batches are missing from the sum, from gradients of biases."""
-    rows = bias_sums(scene, scene.number)
-    calls = {len(side) for _, sums in rows for side in sums}
-    if len(calls) != 1 or calls == {1}:
+def _of_backwards(scene: DiffContext) -> Iterator[Hypothesis]:
+    """Yield the hypothesis that the gradients hold those of other backwards than the reference's, from biases.
+
+    Those of earlier backwards stay where nothing zeroes them, also where the backward is of another model's loss.
+    """
+    failed = {place_of(diff.pair) for diff in scene.diffs("grad") if not diff.passed}
+    rows = [row for row in bias_sums(scene, scene.number) if place_of(row[0]) in failed]
+    reference = _held(rows, SIDES.reference)
+    before = [number for number in scene.numbers if number < scene.number][-1:]
+    old = {place_of(pair): sums for number in before for pair, sums in bias_sums(scene, number)}
+    longer = [
+        (pair, sums.zip(old[place_of(pair)]).map(lambda s: s[0] | s[1])) for pair, sums in rows if place_of(pair) in old
+    ]
+    candidate = _held(rows, SIDES.candidate) or _held(longer, SIDES.candidate)
+    if reference is None or candidate is None:
         return
-    (count,) = calls
+    calls = Both(reference, candidate).map(lambda held: sorted(key[1:] for key in held.there))
+    stale = [key for key in candidate.there if key[0] != scene.number]
+    if calls.reference == calls.candidate and not stale:
+        return
+    counts = Both(reference, candidate).map(lambda held: f"{len(held.there)} of {held.count}")
+    numbers = calls.map(lambda side: ", ".join(dict.fromkeys(str(call) for call, _ in side)))
+    name = [record.layer for record in candidate.rows[0][0].sides if record is not None][-1]
+    kind = "stale_gradient"
+    if stale:
+        text = (
+            f"the candidate's gradients are this step's plus those of call {stale[0][1] + 1} of `{name}` in step "
+            f"{stale[0][0]}: a backward after the optimizer's step left them, and they were not zeroed"
+        )
+    elif len(calls.candidate) > len(calls.reference):
+        text = (
+            f"the candidate's gradients hold those of {counts.candidate} backwards of this step, the reference's of "
+            f"{counts.reference}: those of another loss are not zeroed before this one's backward (calls "
+            f"{numbers.candidate} of `{name}` for {numbers.reference})"
+        )
+    else:
+        kind = "micro_batch_missing"
+        only = (
+            "only the last micro-batch is"
+            if [call for call, _ in calls.candidate] == [candidate.count - 1]
+            else f"only micro-batches {numbers.candidate} are"
+        )
+        text = (
+            f"{only} in the candidate's gradients, of {candidate.count} whose backward ran: they are zeroed in between"
+        )
     level = noise_level(scene)
-    got = [(pair, whole_of(pair), sums) for pair, sums in rows]
-    gradients = [(pair, sides, sums) for pair, sides, sums in got if sides is not None]
-    if not gradients:
-        return
-    columns = np.concatenate([np.stack(sums.candidate, axis=1) for _, _, sums in gradients])
-    target = np.concatenate([sides.candidate.ravel() for _, sides, _ in gradients])
-    parts = np.linalg.lstsq(columns, target, rcond=None)[0]
-    largest = float(np.max(np.abs(parts)))
-    if not largest or len(target) <= count:
-        return
-    present = np.abs(parts) > 0.5 * largest
-    if present.all() or np.ptp(parts[present]) > 1e-3 * largest:
-        return
-    scale = float(np.mean(parts[present]))
-    counted = ", ".join(str(k) for k in np.flatnonzero(present))
-    only = "only the last micro-batch is" if counted == str(count - 1) else f"only micro-batches {counted} are"
 
     def predict() -> Iterator[Prediction]:
-        for pair, sides, sums in gradients:
-            parts = [part for part, is_present in zip(sums.candidate, present) if is_present]
-            predicted = np.asarray(scale * np.sum(parts, axis=0))
-            size = float(np.sqrt(np.mean(np.square(sides.candidate)))) or 1.0
-            # Without a fault: all micro-batches, at the reference's scale.
-            without = sides.reference.ravel()
-            yield Prediction(pair.anchor.site, sides.candidate.ravel(), predicted, without, level * size)
+        for pair, sums in candidate.rows:
+            sides = whole_of(pair)
+            if sides is not None:
+                predicted = np.asarray(candidate.scale * sum(sums.candidate[key] for key in candidate.there))
+                size = float(np.sqrt(np.mean(np.square(sides.candidate)))) or 1.0
+                actual, without = sides.candidate.ravel(), sides.reference.ravel()
+                yield Prediction(pair.anchor.site, actual, predicted, without, level * size)
 
+    scaled = abs(candidate.scale - 1) > AT_MOST
+    fix = parameter_history.zeroing(scene.frameworks.candidate) if kind == "stale_gradient" else ""
     yield Hypothesis(
-        "micro_batch_missing",
-        "micro-batches left out",
-        f"{only} in the candidate's gradients, of {count} whose backward ran: they are zeroed in between",
-        predict,
-        "gradients of biases",
-        free=1,
-        tried=2**count,
+        kind, "other backwards", text, predict, "gradients of biases", int(scaled), 2**candidate.count, fix=fix
     )
+
+
+@dataclass(frozen=True)
+class _Held:
+    """The backwards whose gradients are in the gradients of biases: all with one scale, such as that of clipping."""
+
+    rows: list[tuple[Pair, Both[_Backwards]]]
+    there: list[tuple[int, int, str]]
+    scale: float
+    count: int
+
+
+def _held(rows: list[tuple[Pair, Both[_Backwards]]], side: str) -> _Held | None:
+    """Return the backwards that the gradients of one side hold; `None` if they are no plain sum of some of them."""
+    groups: dict[tuple[tuple[int, int, str], ...], list[tuple[Pair, Both[_Backwards]]]] = {}
+    for row in rows:
+        groups.setdefault(tuple(getattr(row[1], side)), []).append(row)
+    keys, alike = max(groups.items(), key=lambda group: len(group[1]), default=((), []))
+    gradients = [whole_of(pair) for pair, _ in alike]
+    if not keys or any(sides is None for sides in gradients):
+        return None
+    columns = np.concatenate([np.stack([getattr(sums, side)[key] for key in keys], axis=1) for _, sums in alike])
+    target = np.concatenate([getattr(sides, side).ravel() for sides in gradients if sides is not None])
+    parts, _, rank, _ = np.linalg.lstsq(columns, target, rcond=None)
+    present = np.abs(parts) > 0.5 * np.max(np.abs(parts))
+    total = columns[:, present].sum(axis=1)
+    if len(target) <= len(keys) or rank < len(keys) or not total.any():
+        return None
+    scale = float(total @ target / (total @ total))
+    if np.linalg.norm(scale * total - target) > AT_MOST * np.linalg.norm(target):
+        return None
+    return _Held(alike, [key for key, is_present in zip(keys, present) if is_present], scale, len(keys))
 
 
 def _decayed(scene: DiffContext, gradients: Gradients) -> Iterator[Hypothesis]:

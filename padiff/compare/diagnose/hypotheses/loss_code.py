@@ -243,7 +243,9 @@ def hypotheses(scene: DiffContext) -> Iterator[Hypothesis]:
     trials = [_as_read(trial, trials, case.noise) for trial in trials]
     # If the code of both sides is known, a factor in one side's code is the difference, and no effect of another one.
     if None not in written and len({step.micro_batches for step in steps}) == 1:
-        one = steps.reference.micro_batches == 1
+        # Several backwards have a scale in common with what the loop accumulates, unless some of them agree.
+        partly = any(d.passed and d.figures is not None and d.figures.reference_l2 for d in scene.diffs("backward"))
+        one = steps.reference.micro_batches == 1 or starts.reference == starts.candidate == 1 or partly
         trials = [_as_told(trial, sheets[1], one) for trial in trials]
     if not named(case, trials):
         by_terms = _weighed(case, sums, scalar=False)
@@ -392,7 +394,7 @@ def _as_told(trial: Found, candidate: FormulaView | None, one: bool) -> Found:
 
     Args:
         candidate: the candidate's formula.
-        one: True if the steps have one micro-batch: then a factor that is left out tells, too.
+        one: True if the steps have one backward, or others agree: then a factor that is left out tells, too.
     """
     edit = trial.edit
     if one and edit.kind == "scale_missing" and not edit.free:
@@ -546,7 +548,7 @@ def _outputs(scene: DiffContext, graphs: Both[Graph], paired: Both[frozenset[int
     rng = np.random.default_rng(7)
     yielded: set[tuple[tuple[int, ...], tuple[int, ...]]] = set()
     gradients = scene.pairs(scene.number, "backward")
-    used = graphs.zip(paired).map(lambda side: _used_inside(*side))
+    used = graphs.zip(paired).map(lambda side: _used_inside(*side, turn))
     trained = {place_of(diff.pair) for diff in scene.step if diff.pair.stage == "backward"}
     for place, pair in scene.pairs(scene.number, "forward").items():
         if _is_loss(pair, graphs):
@@ -697,12 +699,17 @@ def _of_loss(
     return (layer, f"{slot}@{times - backwards}", call) if times > backwards > 0 else place
 
 
-def _used_inside(graph: Graph, paired: frozenset[int]) -> set[int]:
-    """Return the tensors that layers use as input, directly or through functions that the loop calls."""
-    end = _noted(graph, "backward")
+def _used_inside(graph: Graph, paired: frozenset[int], turn: int) -> set[int]:
+    """Return the tensors that layers use as input, directly or through functions that the loop calls.
+
+    Of several backwards, only the layers count that the loss of this one is computed with.
+    """
+    ends = _all_noted(graph, "backward")
+    end = ends[turn] if turn < len(ends) else None
+    calls = graph.trace.calls if end is None or len(ends) == 1 else [*graph.back(end, partial(_is_cut, graph))]
     losses = {c.layer for c in graph.trace.calls if not c.function and any(o.tensor == end for o in c.outputs)}
     homes = {LOOP, *losses, *_computed_outputs(graph, paired)}
-    used = {o.tensor for c in graph.trace.calls if c.layer not in homes for o in c.inputs}
+    used = {o.tensor for c in calls if c.layer not in homes for o in c.inputs}
     for call in reversed(graph.trace.calls):
         is_used = call.function and call.layer in homes and any(o.tensor in used for o in call.outputs)
         if is_used and call.function not in ("detach", GRAD):

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 from padiff.compare.coverage import stacks_of
 from padiff.compare.diagnose.hypotheses import parameter_history
 from padiff.compare.diagnose.hypotheses.diff_context import DiffContext, place_of
 from padiff.compare.diagnose.traced import Graph
-from padiff.compare.judge.missing_records import optimizer_steps, whole_stage_missing
+from padiff.compare.judge.missing_records import whole_stage_missing
 from padiff.compare.measure.pairs import measure_pair
 from padiff.frameworks.catalog import GRAD
 from padiff.model import equivalents
 from padiff.records import LOOP, SIDES, Both, Cause, Diff, Pair, Parameter, Record, RunInfo, Step, TracedCall, is_below
+from padiff.records.step_schema import without_values
 
 # Kinds of layers whose parameters have a gradient whenever the output has one.
 _SIMPLE = frozenset({"linear", "conv", "norm", "embedding"})
@@ -32,10 +35,6 @@ def missing_causes(scene: DiffContext) -> Iterator[Cause]:
     step, other_step = getattr(sides, side), getattr(sides, other_side)
     if whole_stage_missing(scene.diff, scene.step):
         yield _skipped(scene, side, step)
-        return
-    steps = optimizer_steps(scene.step)
-    if pair.anchor.call and getattr(steps, side) < getattr(steps, other_side):
-        yield _repeated(scene, side, other_side)
         return
     owner = _owned(scene, pair, side)
     if owner is None:
@@ -94,11 +93,95 @@ def _skipped(scene: DiffContext, side: str, step: Step) -> Cause:
     return Cause("step_skipped", text, True, "its backward ran, and no gradient overflowed")
 
 
-def _repeated(scene: DiffContext, side: str, partner: str) -> Cause:
-    steps = optimizer_steps(scene.step)
-    count, other_count = getattr(steps, side), getattr(steps, partner)
-    text = f"the {partner}'s optimizer stepped {_often(other_count)} in this step, the {side}'s {_often(count)}"
-    return Cause("step_repeated", text, True, "each step's updates are recorded")
+# Most steps whose updates are counted.
+_COUNTED = 32
+
+
+def interval_cause(scene: DiffContext) -> Cause | None:
+    """Return the cause that the loops update parameters another number of times in this step; else `None`.
+
+    A parameter that one side does not reach, such as an expert without a token, explains its missing gradient only.
+    """
+    now, pair = scene.sides(scene.number), scene.diff.pair
+    if now is None or not all(updates := now.map(_updates)):
+        return None
+    is_missing = not pair.complete and pair.stage in ("grad", "update")
+    is_first = scene.number == scene.numbers[0]
+    most = updates.map(lambda counts: max(counts.values()))
+    calls = now.map(lambda step: step.micro_batches)
+    if not is_missing and calls.reference == calls.candidate and (is_first or most.reference == most.candidate):
+        return None
+    slices = (pair.map(lambda parts: parts[0]) for pair in scene.alignment.parameters)
+    keys = [both.map(lambda part: (part.layer, part.slot)) for both in slices]
+    steps = [sides for n in scene.numbers[:_COUNTED] if (sides := scene.sides(n)) is not None]
+    counts = Both(*([_updates(getattr(sides, side)) for sides in steps] for side in SIDES))
+    times = [both.zip(updates).map(lambda each: each[1][each[0]]) for both in keys]
+    # What one side never updates is frozen there, or in no optimizer.
+    rows = [both.zip(counts).map(lambda each: [step[each[0]] for step in each[1]]) for both in keys]
+    trained = [k for k, both in enumerate(rows) if all(map(any, both))]
+    apart = [k for k in trained if times[k].reference != times[k].candidate]
+    missing = pair.anchor.layer, pair.anchor.slot.partition("[")[0]
+    if not apart or (is_missing and not any(missing in {*keys[k]} for k in apart)):
+        return None
+    side, partner = SIDES if times[apart[0]].reference < times[apart[0]].candidate else SIDES.swapped()
+    often, fewer = (_often(getattr(times[apart[0]], each)) for each in (partner, side))
+    text = f"the {partner}'s optimizer stepped {often} in this step, the {side}'s {fewer}"
+    held = scene.runs.map(lambda run: _holders(run.info))
+    for k in apart:
+        holders = keys[k].zip(held).map(lambda each: each[1][each[0]])
+        if holders.reference != holders.candidate and all(holders):
+            name = "/".join(keys[k].candidate)
+            text = (
+                f"the candidate's loop has `{name}` in {holders.candidate} of its optimizers, the reference's in "
+                f"{holders.reference}: a step of each updates it"
+            )
+            return Cause("step_repeated", text, True, _COUNTS)
+    busiest = Both(*(max(trained, key=lambda k: sum(getattr(rows[k], side))) for side in SIDES))
+    for k in [*apart, *trained]:
+        intervals = Both(
+            *(
+                _interval(getattr(rows[k], side), getattr(rows[most], side), getattr(keys[most], side)[0], steps)
+                for side, most in zip(SIDES, busiest)
+            )
+        )
+        if intervals.reference != intervals.candidate:
+            text = (
+                f"the candidate updates `{keys[k].candidate[0]}` {intervals.candidate}, the reference "
+                f"{intervals.reference}"
+            )
+            return Cause("step_repeated", text, True, _COUNTS)
+    return Cause("step_repeated", text, is_missing, _COUNTS) if is_missing or not is_first else None
+
+
+_COUNTS = "each step's updates are recorded"
+
+
+def _updates(step: Step) -> Counter[tuple[str, str]]:
+    """Return the number of updates of each parameter in a step."""
+    return Counter((r.layer, r.slot) for r in without_values(step.records) if r.stage == "update" and r.layer != LOOP)
+
+
+def _holders(info: RunInfo) -> Counter[tuple[str, ...]]:
+    """Return the number of optimizers that hold each parameter."""
+    groups = [value for name, value in info.settings.items() if name.endswith(".parameters")]
+    return Counter(tuple(name.rsplit("/", 1)) for group in groups if isinstance(group, list | tuple) for name in group)
+
+
+def _interval(series: Sequence[int], most: Sequence[int], name: str, steps: Sequence[Both[Step]]) -> str:
+    """Return the steps in which a parameter is updated as text, beside the parameter with the most updates."""
+    there = [k for k, count in enumerate(series) if count]
+    if [*series][there[0] :] == [*most][there[0] :]:
+        return f"each time, but only from step {steps[there[0]].reference.number} on" if there[0] else "each time"
+    first = steps[there[0]].reference.number
+    if all(series[there[0] :]):
+        ratios = {total / count for count, total in zip(series[1:], most[1:]) if count}
+        often = f"once for {ratios.pop():g} updates of `{name}`" if len(ratios) == 1 else ""
+        often = often or f"{sum(series)} times for {sum(most)} updates of `{name}`"
+        return f"{often}, but only from step {first} on" if there[0] else often
+    gaps = {after - before for before, after in pairwise(there)}
+    if len(gaps) == 1 and gaps != {1}:
+        return f"in every {gaps.pop()} steps, from step {first} on"
+    return f"in {len(there)} of {len(series)} steps, first in step {first}"
 
 
 def _often(times: int) -> str:
@@ -252,6 +335,40 @@ def _without_graph(scene: DiffContext) -> Iterator[Cause]:
     yield Cause("second_order", text, fix=fix, lines=calls.map(lambda side: side[place].line))
 
 
+# Largest relative difference of two values of one loss.
+_SAME_LOSS = 1e-4
+
+
+def _without_backward(scene: DiffContext) -> Iterator[Cause]:
+    """Yield the cause that one loop runs no backward of a loss, and the other loop runs it besides all others."""
+    steps = scene.sides(scene.number)
+    if steps is None:
+        return
+    graphs = steps.zip(scene.runs).map(lambda side: Graph(side[0].trace, side[1].info.layers))
+    ends = graphs.map(lambda graph: [*graph.noted.get("backward", ())])
+    side, partner = SIDES if len(ends.reference) < len(ends.candidate) else SIDES.swapped()
+    graph, rest = getattr(graphs, partner), [getattr(graphs, side).scalar(end) for end in getattr(ends, side)]
+    alone = []
+    for end in getattr(ends, partner):
+        value = graph.scalar(end)
+        match = next((k for k, one in enumerate(rest) if abs(one - value) <= _SAME_LOSS * abs(value)), None)
+        if match is None:
+            alone.append(end)
+        else:
+            del rest[match]
+    if rest or not alone or not getattr(ends, side):
+        return
+    makers = [graph.producers.get(end) for end in alone]
+    line = next((call.line for call in makers if call is not None), None)
+    counts = ends.map(len)
+    text = (
+        f"the {partner}'s loop runs {getattr(counts, partner)} backwards in this step, the {side}'s "
+        f"{getattr(counts, side)}, of the same losses: the other {len(alone)} are missing"
+    )
+    lines = Both(None, line) if partner == SIDES.candidate else Both(line, None)
+    yield Cause("loss_term_missing", text, True, "the losses that each backward begins at are recorded", lines=lines)
+
+
 def _unreached(scene: DiffContext) -> Iterator[Cause]:
     """Yield the cause of the first layer whose outputs agree and that has gradients on one side only."""
     by_stage: dict[str, list[Diff]] = {}
@@ -300,6 +417,7 @@ def one_sided(scene: DiffContext) -> Iterator[Cause]:
                 continue
             if call is None or not call.passed or not (path == anchor.layer or is_below(path, anchor.layer)):
                 continue
+            yield from _without_backward(scene)
             again = "@" in anchor.slot
             text = (
                 f"{'a further' if again else 'a'} gradient comes back to call {anchor.call + 1} of `{anchor.layer}` on "
