@@ -347,7 +347,7 @@ def _vocabulary(framework: str, spelling: ArgumentNames) -> Vocabulary:
         *_CLIPS[framework],
     }
     return Vocabulary(
-        variables=frozenset({"model", "grad_clip", "labels"}),
+        variables=frozenset({"model", "grad_clip", "labels", "attr", "weight_attr", "bias_attr"}),
         functions=frozenset({"float"}),
         chains=frozenset(chains),
         members=frozenset({"parameters", "train", "eval", "sum", "numel"}),
@@ -358,13 +358,13 @@ def _vocabulary(framework: str, spelling: ArgumentNames) -> Vocabulary:
 # Arguments that create a layer without parameters, and an optimizer with weights in float32.
 _WITHOUT = {
     "torch": ("affine", "elementwise_affine", "bias"),
-    "paddle": ("weight_attr", "bias_attr", "multi_precision"),
+    "paddle": ("weight_attr", "bias_attr", "multi_precision", "regularizer"),
 }
 _CLIPS = {
     "torch": ("torch.nn.utils.clip_grad_norm_", "torch.nn.utils.clip_grad_value_"),
     "paddle": (
         "paddle.nn.ClipGradByGlobalNorm", "paddle.nn.ClipGradByNorm", "paddle.nn.ClipGradByValue",
-        "paddle.regularizer.L1Decay",
+        "paddle.regularizer.L1Decay", "paddle.regularizer.L2Decay", "paddle.ParamAttr",
     ),
 }  # fmt: skip
 #: Names that lines which fix a setting may contain, by framework.

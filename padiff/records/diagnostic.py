@@ -394,6 +394,8 @@ def _lines_of(first: FirstDiff, models: Models) -> Both[Frame | None]:
         # A schedule is at fault by its own arguments, not by the rate that it starts from.
         return written(in_role) if role[:1] != ("@scheduler",) else _schedule(models, in_role)
     made = Both(first.reference, first.candidate).zip(models.lines).map(lambda side: side[1].get(side[0] or LOOP))
+    if first.cause is not None and "_attr=paddle.ParamAttr(" in first.cause.fix:
+        return replace(written(made), reference=_optimizers(first, models).reference)  # set in the layer
     start = first.stage == "weight" and not first.step and not kind.startswith(_OF_LAYER)
     if kind == "other_table":
         key = buffer_key(first.slot)
@@ -828,6 +830,13 @@ def _like_reference(candidate: str, reference: str) -> str:
 def _filled(fix: str, models: Models | None, runs: Both[str] | None) -> str:
     """Return a fix with the path of the reference and the name of the candidate's model where they are known."""
     root = None if models is None else models.lines.candidate.get(ROOT)
+    # The parameters of an optimizer are those of what its own call names.
+    calls = (
+        [] if models is None else [each for key, each in models.lines.candidate.items() if _OPTIMIZER.fullmatch(key)]
+    )
+    owners = {each for call in calls for each in re.findall(r"([\w.]+)\.(?:named_)?parameters\(", call.code)}
+    if len(owners) == 1:
+        fix = fix.replace("candidate_model.named_parameters", f"{owners.pop()}.named_parameters")
     name = None if root is None else re.match(r"(\w+)\s*=(?!=)", root.code)
     fix = fix if runs is None else fix.replace("reference_run", repr(runs.reference))
     fix = fix if name is None else fix.replace("candidate_model", name[1])

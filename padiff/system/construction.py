@@ -493,10 +493,22 @@ class _Search:
             if definition is not None:
                 yield argument or key_of(value), definition
                 continue
+            made = self._made(value, found) if argument and argument not in ("params", "parameters") else None
+            if made is not None:
+                yield argument, made
+                continue
             for element, owner in self._elements(value, found):
                 definition = self._definition(element, owner, {*ast.walk(owner.node)})
                 if definition is not None:
                     yield key_of(element), definition
+
+    def _made(self, value: ast.expr, found: _Found) -> _Found | None:
+        """Return the call that makes the object in a variable which a call gives as an argument, if there is one."""
+        if not isinstance(value, ast.Name):
+            return None
+        variables = found.source.variables
+        values = variables.get((found.source.scopes.get(found.node), value.id)) or variables.get((None, value.id), [])
+        return _Found(found.source, values[0]) if len(values) == 1 and isinstance(values[0], ast.Call) else None
 
     def read_values(self, found: _Found) -> list[_Found]:
         """Return the plain value that an expression reads, if there is one definition of its name."""

@@ -12,7 +12,7 @@ import torch
 from kit.trainings import optimizer_of, paddle_net, trained
 
 import padiff
-from padiff.compare.declared.layers import optimizer_fix
+from padiff.compare.declared.layers import optimizer_fix, parameter_test
 
 #: One rule in the words of both, set alike.
 RULES = {
@@ -248,7 +248,11 @@ def test_l1_decay_and_the_decay_of_a_parameter_itself_are_seen():
     assert (found.name, *found.values) == ("weight_decay", 1e-6, 2e-6)
     assert found.parameters.candidate == ("0/bias",) == report.first_diff.parameters.candidate
     assert (report.first_diff.reference, report.first_diff.slot) == ("0", "weight_decay")
-    assert found.fix == """paddle.optimizer.SGD(..., parameters=[{"params": ['0.bias'], "weight_decay": 1e-06}, ...])"""
+    # The optimizer's own decay is the reference's, and does not reach this parameter.
+    assert found.fix == "bias_attr=paddle.ParamAttr(regularizer=paddle.regularizer.L2Decay(1e-06))"
+    pasted = paddle_net(attr=eval(found.fix.removeprefix("bias_attr=")))
+    settings = {"learning_rate": 0.01, "weight_decay": 1e-6}
+    assert padiff.compare_runs(plain, trained("paddle", optimizer_of("paddle", "SGD", settings), net=pasted)).passed
 
 
 def test_the_rate_that_a_parameter_carries_itself_is_compared():
@@ -259,6 +263,7 @@ def test_the_rate_that_a_parameter_carries_itself_is_compared():
     (found,) = report.settings_differ
     assert (found.name, found.kind, found.values.reference) == ("lr", "learning_rate", 0.01)
     assert found.values.candidate == pytest.approx(0.001) and found.parameters.reference == ("0/bias",)
+    assert found.fix == "bias_attr=paddle.ParamAttr(learning_rate=1.0)"
     assert (report.first_diff.slot, report.first_diff.cause.kind) == ("bias", "learning_rate")
 
     def make(net):
@@ -335,7 +340,32 @@ def test_the_line_for_a_group_without_decay_says_so():
     reference = trained("torch", lambda net: torch.optim.AdamW(grouped(net, weight_decay=0.0), lr=0.001))
     report = padiff.compare_runs(reference, trained("torch", optimizer_of("torch", "AdamW", {"lr": 0.001})))
     (found,) = report.settings_differ
-    assert found.fix == """torch.optim.AdamW([{"params": ['0.bias', '2.bias'], "weight_decay": 0.0}, ...])"""
+    assert found.fix.startswith("torch.optim.AdamW([{") and found.fix.endswith("n.endswith('bias')]}], ...)")
+    pasted = eval(f"lambda candidate_model: {found.fix.replace(', ...)', ', lr=0.001)')}")
+    assert padiff.compare_runs(reference, trained("torch", pasted)).passed
+
+
+@pytest.mark.parametrize("rule", ["AdamW", "Momentum"])
+def test_the_line_that_spares_parameters_of_paddle_from_decay_can_be_pasted(rule):
+    classes = {"AdamW": (torch.optim.AdamW, {}), "Momentum": (torch.optim.SGD, {"momentum": 0.9})}
+    kind, more = classes[rule]
+    reference = trained("torch", lambda net: kind(grouped(net, weight_decay=0.0), lr=0.001, weight_decay=0.1, **more))
+    settings = "learning_rate=0.001, weight_decay=0.1"
+    plain = eval(f"lambda net: paddle.optimizer.{rule}({settings}, parameters=net.parameters())")
+    (found,) = padiff.compare_runs(reference, trained("paddle", plain)).settings_differ
+    rest = settings if "parameters=" in found.fix else f"{settings}, parameters=candidate_model.parameters()"
+    pasted = eval(f"lambda candidate_model: {found.fix.replace('...', rest)}")
+    assert padiff.compare_runs(reference, trained("paddle", pasted)).passed
+
+
+def test_a_condition_on_names_holds_for_the_parameters_and_no_others():
+    sites = ["0/bias", "blocks.0.norm/weight", "blocks.0.norm/bias", "blocks.1.norm/weight", "(root)/scale"]
+    rest = ["0/weight", "blocks.0.fc/weight", "blocks.1.renorm/weight"]
+    test = parameter_test(sites, [*rest[:2]])
+    names = [site.removeprefix("(root)/").replace("/", ".") for site in (*sites, *rest)]
+    assert [eval(test, {"n": n}) for n in names] == [True] * 5 + [False] * 2 + [True]
+    assert [eval(parameter_test(sites, rest), {"n": n}) for n in names] == [True] * 5 + [False] * 3
+    assert parameter_test(["norm/weight"], ["first.norm/weight"]) == ""
 
 
 def test_the_line_names_parameters_of_the_model_itself_as_the_model_does():

@@ -645,3 +645,15 @@ def test_what_is_kept_is_of_the_file_as_it_is_now_and_of_the_names_that_are_aske
     assert construction_lines(built, {"optimizer.0": SGD}, {"optimizer.0": {"first"}})["optimizer.0"].code.endswith(
         "0.15)"
     )
+
+
+def test_an_argument_that_stands_in_a_variable_is_shown_where_it_is_made(tmp_path):
+    source = """
+        class Net(nn.Layer):
+            def __init__(self):
+                attr = paddle.ParamAttr(regularizer=paddle.regularizer.L2Decay(1e-2))
+                self.fc = nn.Linear(3, 3, weight_attr=attr)
+    """
+    found = lines_of(tmp_path, source, {"(root)": "Net", "fc": "Linear"})
+    (found,) = (code for key, code in found.items() if key.endswith("#weight_attr#0"))
+    assert found == "attr = paddle.ParamAttr(regularizer=paddle.regularizer.L2Decay(1e-2))"

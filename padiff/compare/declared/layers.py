@@ -16,6 +16,8 @@ from padiff.system.code import literal
 
 # How many parameters a line names.
 _NAMED = 3
+# The most ends of names in a condition, which has to stay readable.
+_ENDS = 6
 
 
 def optimizer_fix(
@@ -25,6 +27,7 @@ def optimizer_fix(
     values: Mapping[str, Any],
     parameters: Sequence[str] = (),
     base_rate: float | None = None,
+    rest: Sequence[str] = (),
     others: Mapping[str, Any] | None = None,
 ) -> str:
     """Return a call of the optimizer with some of the reference's values; empty if the framework lacks an option.
@@ -37,6 +40,7 @@ def optimizer_fix(
         parameters: the candidate's names of the parameters to set the values for; empty for all parameters.
         base_rate: the learning rate of the candidate's optimizer, by which paddle multiplies that of a group; `None`
             if it is not known.
+        rest: the candidate's names of all other parameters of its optimizer, which has no groups; empty if unknown.
         others: settings of all other parameters, which the class would set otherwise.
     """
     spelling = SPELLINGS.get(framework)
@@ -50,9 +54,6 @@ def optimizer_fix(
         return ""
     if not parameters:
         return checked_fix(framework, f"{kind}({', '.join(['...', *dict.fromkeys(arguments)])})")
-    # Names of parameters come from a run, so these become string literals.
-    listed = ", ".join(literal(site.removeprefix(f"{ROOT}/").replace("/", ".")) for site in parameters[:_NAMED])
-    listed += ", ..." if len(parameters) > _NAMED else ""
     if spelling.parameters:
         rate = values.get("lr")
         if "lr" in names and not (base_rate and isinstance(rate, (int, float))):
@@ -60,10 +61,56 @@ def optimizer_fix(
         factors = {**values, "lr": rate / base_rate} if "lr" in names and base_rate and rate is not None else values
         arguments = [_argument(spelling, name, factors) for name in names]
     group = ", ".join(f'"{name}": {value}' for name, _, value in (a.partition("=") for a in dict.fromkeys(arguments)))
+    test = parameter_test(parameters, rest) if rest else ""
+    if test:
+        named = "p for n, p in candidate_model.named_parameters() if"
+        groups = f'[{{"params": [{named} {test}], {group}}}, {{"params": [{named} not {test}]}}]'
+        call = f"..., {spelling.parameters}={groups}" if spelling.parameters else f"{groups}, ..."
+        return f"{kind}({call})" if checked_fix(framework, f"{kind}(...)") and not others else ""
+    # Names of parameters come from a run, so these become string literals.
+    listed = ", ".join(literal(name) for name in map(_parameter_name, parameters[:_NAMED]))
+    listed += ", ..." if len(parameters) > _NAMED else ""
     groups = f'[{{"params": [{listed}], {group}}}, ...]'
     shown = [f"..., {spelling.parameters}={groups}" if spelling.parameters else groups]
     shown += [_argument(spelling, name, others) for name in others] if others else []
     return checked_fix(framework, f"{kind}({', '.join(shown)})")
+
+
+def parameter_test(parameters: Sequence[str], rest: Sequence[str]) -> str:
+    """Return a condition on a parameter's name ``n`` that holds for some parameters and no other one, as code; empty
+    if it would be longer than six ends of names.
+
+    Args:
+        parameters, rest: the parameters for which it holds, and all others, by ``layer/slot``.
+    """
+    names, others = ([_parameter_name(site) for site in sites] for sites in (parameters, rest))
+    ends: list[str] = []
+    for parts in (name.split(".") for name in names):
+        tails = (".".join(parts[-k:]) for k in range(1, len(parts) + 1))
+        end = next((tail for tail in tails if not any(other.endswith(tail) for other in others)), "")
+        if not end:
+            return ""
+        ends += [end] if end not in ends else []
+    if not 0 < len(ends) <= _ENDS:
+        return ""
+    # Names of parameters come from a run, so these become string literals.
+    return f"n.endswith({literal(ends[0] if len(ends) == 1 else tuple(ends))})"
+
+
+def _parameter_name(site: str) -> str:
+    return site.removeprefix(f"{ROOT}/").replace("/", ".")
+
+
+def attribute_fix(parameters: Sequence[str], argument: str) -> str:
+    """Return the argument of paddle's layers that sets an attribute of some of their parameters.
+
+    Args:
+        parameters: the parameters, by ``layer/slot``.
+        argument: the argument of `ParamAttr`, as code.
+    """
+    slots = dict.fromkeys(site.rpartition("/")[2] for site in parameters)
+    names = [f"{slot}_attr" if slot in ("weight", "bias") else "attr" for slot in slots]
+    return checked_fix("paddle", "; ".join(f"{name}=paddle.ParamAttr({argument})" for name in dict.fromkeys(names)))
 
 
 def _class(spelling: ArgumentNames, rule: str, values: Mapping[str, Any]) -> str:

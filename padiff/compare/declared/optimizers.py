@@ -12,9 +12,9 @@ from statistics import median
 from typing import Any
 
 from padiff.align import Alignment
-from padiff.compare.declared.layers import optimizer_fix
+from padiff.compare.declared.layers import attribute_fix, optimizer_fix, parameter_test
 from padiff.compare.judge.limits import ROUNDING, coarse
-from padiff.frameworks.catalog import epsilon_of
+from padiff.frameworks.catalog import epsilon_of, number_text
 from padiff.records import LOOP, Both, Diff, Difference, Record, RunInfo, Step, setting_text, unzipped
 from padiff.records.pair_table import PairSchema
 from padiff.records.step_diffs import StepDiffs
@@ -27,7 +27,7 @@ _USUAL = {
     "rescale_grad": 1.0, "lr_decay": 0.0, "initial_accumulator_value": 0.0,
 }  # fmt: skip
 # Settings that are compared separately, or do not belong to the rule.
-_APART = frozenset({"lr", "lr_factor", "rate", "parameters", "others", "clipped"})
+_APART = frozenset({"lr", "lr_factor", "rate", "parameters", "others", "clipped", "param_attr"})
 _FORMS = {"decay.coupled": "coupled, as L2 of the gradient", "decay.decoupled": "decoupled", "decay.l1": "L1"}
 # Largest relative difference of equal numbers, one of which may be stored in float32; and of equal learning rates,
 # whose schedules add up rounding.
@@ -198,7 +198,12 @@ def rate_differences(
         if abs(values.reference - values.candidate) > _SAME_RATE * max(
             abs(values.reference), abs(values.candidate), 1e-3 * first
         ):
-            lasting = all(math.isclose(group.setting("lr"), rate, rel_tol=_SAME) for group, rate in zip(pair, values))
+            own = _has_own(pair.candidate, "learning_rate")
+            factors = pair.map(lambda group, own=own: group.setting("lr_factor", 1.0) if own else 1.0)  # type: ignore[misc]
+            lasting = all(
+                math.isclose(group.setting("lr") * factor, rate, rel_tol=_SAME)
+                for group, factor, rate in zip(pair, factors, values)
+            )
             names = ("lr",) if lasting else ()
             base = pair.candidate.setting("lr") if is_single else None
             difference = _Found("lr", values, names, pair.candidate.rule, kind="learning_rate", base_rate=base)
@@ -252,6 +257,7 @@ def _together(
             whole = whole and pair.candidate.is_single and {*pair.candidate.parameters} <= {*pair.sites.candidate}
             merged[key] = first, origin, sites, number + 1, whole
     count = len(groups) if count is None else count
+    pairs = [pair for pair, _ in groups]
     for difference, pair, sites, number, whole in merged.values():
         # If all groups differ, the parameters need no names.
         parameters = Both((), ()) if number == count else sites.map(tuple)
@@ -262,19 +268,81 @@ def _together(
             difference.kind,
             about="" if difference.name in ("rule", "lr") else pair.reference.rule,
             changes=difference.changes,
-            fix=optimizer_fix(
-                framework,
-                difference.rule,
-                difference.names,
-                {**_USUAL, **dict.fromkeys(_FORMS, 0.0), **pair.reference.values},
-                () if whole else parameters.candidate,  # one optimizer of several needs no groups
-                difference.base_rate,
-            )
+            # One optimizer of several needs no groups.
+            fix=_fix(difference, pair, framework, () if whole else parameters.candidate, sites.candidate, pairs)
             if difference.names or difference.name == "rule"
             else "",
             parameters=parameters,
             note=difference.note,
         )
+
+
+def _fix(
+    difference: _Found,
+    pair: GroupPair,
+    framework: str,
+    parameters: Sequence[str],
+    sites: Sequence[str],
+    pairs: Sequence[GroupPair],
+) -> str:
+    """Return the code that fixes a difference: of the optimizer, or of parameters that have the setting themselves.
+
+    Args:
+        parameters: names of the parameters in the optimizer's call; empty for all parameters.
+        sites: all parameters that differ.
+        pairs: all pairs of groups.
+    """
+    values = {**_USUAL, **dict.fromkeys(_FORMS, 0.0), **pair.reference.values}
+    if difference.name == "weight_decay" and any(_has_own(group, "regularizer") for group in pair):
+        return _own_decay_fix(pair, sites)
+    if difference.name == "lr" and _has_own(pair.candidate, "learning_rate"):
+        factor = pair.candidate.setting("lr_factor", 1.0) * difference.values.reference / difference.values.candidate
+        return attribute_fix(sites, f"learning_rate={number_text(factor)}")
+    if difference.name == "weight_decay" and framework == "paddle" and parameters:
+        excluding = _excluding_fix(pairs)
+        if excluding:
+            return excluding
+    rest = [site for each in pairs for site in each.sites.candidate if site not in sites]
+    rest = rest if pair.candidate.is_single else []
+    return optimizer_fix(framework, difference.rule, difference.names, values, parameters, difference.base_rate, rest)
+
+
+def _excluding_fix(pairs: Sequence[GroupPair]) -> str:
+    """Return paddle's AdamW with the parameters that the reference's weight decay excludes; empty if there is none.
+
+    The decay of all other parameters has to be the same number in both runs.
+    """
+    decays = [pair.map(lambda group: group.setting("decay.decoupled")) for pair in pairs]
+    numbers = {value for each in decays for value in each if value}
+    if len(numbers) != 1 or any(group.rule != "AdamW" for pair in pairs for group in pair):
+        return ""
+    sites: Both[list[str]] = Both([], [])  # those without decay, and those with it, by the reference
+    for pair, decay in zip(pairs, decays):
+        (sites.candidate if decay.reference else sites.reference).extend(pair.sites.candidate)
+    if not sites.reference:
+        return "paddle.optimizer.AdamW(..., apply_decay_param_fun=None)"
+    test = parameter_test(*sites)
+    names = f"p.name for n, p in candidate_model.named_parameters() if {test}"
+    return f"paddle.optimizer.AdamW(..., apply_decay_param_fun=lambda name: name not in {{{names}}})" if test else ""
+
+
+def _has_own(group: Group, argument: str) -> bool:
+    """Return True if the parameters of a group have a setting by their own `ParamAttr`, which no optimizer changes."""
+    return argument in str(group.values.get("param_attr", "")).split(", ")
+
+
+def _own_decay_fix(pair: Both[Group], sites: Sequence[str]) -> str:
+    """Return the attribute of paddle's parameters that gives them the reference's weight decay; empty if there is none.
+
+    A parameter's own regularizer replaces the optimizer's; a decoupled decay is added to it.
+    """
+    forms = pair.map(lambda group: {name: group.setting(name) for name in _FORMS})
+    decoupled = forms.map(lambda side: side["decay.decoupled"])
+    coupled, lasso = (forms.reference[name] for name in ("decay.coupled", "decay.l1"))
+    if not _has_own(pair.candidate, "regularizer") or not same(*decoupled) or (coupled and lasso):
+        return ""
+    kind = "L1Decay" if lasso else "L2Decay"
+    return attribute_fix(sites, f"regularizer=paddle.regularizer.{kind}({number_text(float(lasso or coupled))})")
 
 
 def _between(pair: GroupPair, frameworks: Both[str]) -> list[_Found]:

@@ -210,12 +210,18 @@ def _alike(
 
 
 def _carried(optimizer: Any, parameter: Any) -> dict[str, Any]:
-    """Return a single parameter's learning-rate factor and exclusion from clipping, as far as they are not default."""
+    """Return a single parameter's learning-rate factor and exclusion from clipping, as far as they are not default, and
+    the arguments of its `ParamAttr` that have an effect.
+    """
     settings: dict[str, Any] = {}
     factor: Any = carried_factor(parameter)
+    ratio = getattr(optimizer, "_lr_ratio", None)
     if isinstance(optimizer._param_groups[0], dict):
         factor = 1.0  # the learning rate already includes the factor of the group
-    ratio = getattr(optimizer, "_lr_ratio", None)
+    else:  # a group replaces both
+        own = {"learning_rate": factor != 1 and ratio is None, "regularizer": parameter.regularizer is not None}
+        if any(own.values()):
+            settings["param_attr"] = ", ".join(name for name, is_set in own.items() if is_set)
     if ratio is not None:
         factor = factor * ratio(parameter)
     if isinstance(factor, (int, float)) and factor != 1:

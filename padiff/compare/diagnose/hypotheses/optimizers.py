@@ -301,6 +301,17 @@ def _hypothesis(
     kind, name = kind_of(change, fitted)
     rest = _rest(tracks, parameters, wrong, change) or _spoilt(tracks, parameters, wrong, change)
     scope = scope_text([parameter.track for parameter in wrong], rest)
+    sites = {_site(scene, tracks, parameter) for parameter in wrong}
+    # What the runs declare about a weight decay says where it is set, too.
+    declared = next(
+        (
+            each
+            for each in scene.declared
+            if each.name == "weight_decay" and each.parameters.candidate and sites <= {*each.parameters.candidate}
+            if {*change.settings} <= {"weight_decay", "decoupled"}
+        ),
+        None,
+    )
     return Hypothesis(
         kind,
         name,
@@ -313,6 +324,8 @@ def _hypothesis(
         # No argument makes an optimizer follow another rule for some of its parameters.
         fix=""
         if change.rules and rest
+        else declared.fix
+        if declared is not None
         else parameter_history.optimizer(
             scene.frameworks.candidate,
             fitted,
