@@ -126,6 +126,8 @@ class Source:
     named: dict[str, list[ast.expr]] = field(default_factory=dict)
     #: The name or the key that a dict has.
     owners: dict[ast.expr, str] = field(default_factory=dict)
+    #: The names of classes and functions that have another one here: ``from torch import nn as n``, ``Norm = nn.LayerNorm``.
+    aliases: dict[str, str] = field(default_factory=dict)
     #: Learning rates that code sets itself, in a group of parameters.
     rates: list[ast.expr] = field(default_factory=list)
 
@@ -136,6 +138,11 @@ class Source:
             node = node.value
         packages = self.imports.get(node.id, set()) if isinstance(node, ast.Name) else set()
         return not packages or package in packages or not packages <= _FRAMEWORKS
+
+    def name_of(self, call: ast.AST) -> str:
+        """Return the last part of a called name, as it is where the object is defined; empty for no call of a name."""
+        name = called_name(call)
+        return self.aliases.get(name, name) if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) else name
 
     def full_name(self, call: ast.Call) -> str:
         """Return the called name with its modules, as far as imports tell."""
@@ -219,7 +226,7 @@ def _lines(
     # Layers that a loop makes have one call.
     for key, found in {found.node: (key, found) for key, found in reversed(built.items())}.values():
         frame = found.source.frame(found.node)
-        for argument, definition in search.definitions(found, deep=key in own):
+        for argument, definition in [*search.definitions(found, deep=key in own), *search.base_arguments(key)]:
             value = definition.source.frame(definition.node)
             if value != frame:
                 values.setdefault(f"{frame.file}:{frame.line}#{argument}", {})[value] = None
@@ -502,6 +509,18 @@ class _Search:
                 if definition is not None:
                     yield key_of(element), definition
 
+    def base_arguments(self, path: str) -> Iterator[tuple[str, _Found]]:
+        """Yield the arguments that a layer's class, one of the user's, gives to the class it derives from, by name."""
+        layer = self._layers.get(path)
+        file = "" if layer is None or path == self._root else os.path.abspath(layer.file)
+        for source in self._sources:
+            of_class = source.classes.get(layer.type) if layer is not None and source.file == file else None
+            for call in [] if of_class is None else ast.walk(of_class):
+                if isinstance(call, ast.Call) and called_name(call) == "__init__":
+                    for argument, definition in self.definitions(_Found(source, call), deep=False):
+                        yield argument, definition
+                        yield argument, _Found(source, call)
+
     def _made(self, value: ast.expr, found: _Found) -> _Found | None:
         """Return the call that makes the object in a variable which a call gives as an argument, if there is one."""
         if not isinstance(value, ast.Name):
@@ -641,7 +660,7 @@ class _Search:
         found = None if layer.path == self._root else self._written_in_parent(layer.path)
         if found is not None:
             found = self._call_in(found, layer.type) or found
-            if called_name(found.node) == layer.type:
+            if found.source.name_of(found.node) == layer.type:
                 return found
         calls = self.calls(layer.type, layer.package)
         if found is not None and not calls:
@@ -677,17 +696,15 @@ class _Search:
 
     def _call_in(self, found: _Found, name: str) -> _Found | None:
         """Return the only call of a class in an expression, or in the function that the expression calls."""
-        calls = [node for node in ast.walk(found.node) if isinstance(node, ast.Call) and called_name(node) == name]
+        calls = [node for node in ast.walk(found.node) if found.source.name_of(node) == name]
         if calls:
             # The outermost one: arguments come after it.
             return _Found(found.source, calls[0])
-        helper = called_name(found.node)
+        helper = found.source.name_of(found.node)
         for source in self._sources:
             function = source.functions.get(helper)
             if function is not None:
-                inside = [
-                    node for node in ast.walk(function) if isinstance(node, ast.Call) and called_name(node) == name
-                ]
+                inside = [node for node in ast.walk(function) if source.name_of(node) == name]
                 return _Found(source, inside[0]) if len(inside) == 1 else None
         return None
 
@@ -975,6 +992,14 @@ def _parse(file: str, short: str, changed: int) -> Source:
             source.defined.setdefault(defined, []).append((how, of, value))
     for values in source.variables.values():
         values.sort(key=lambda value: value.lineno)
+    renamed = {name: whole.rpartition(".")[2] for name, whole in source.modules.items() if "." in whole}
+    for (scope, name), values in source.variables.items():
+        if scope is None and len(values) == 1 and isinstance(values[0], (ast.Attribute, ast.Name)):
+            renamed[name] = key_of(values[0])
+    source.aliases = {name: other for name, other in renamed.items() if other != name and name not in source.classes}
+    for name, other in source.aliases.items():
+        if name in source.calls:
+            source.calls.setdefault(other, []).extend(source.calls.pop(name))
     for calls in source.calls.values():
         calls.sort(key=lambda call: (call.lineno, call.col_offset))
     return source

@@ -657,3 +657,24 @@ def test_an_argument_that_stands_in_a_variable_is_shown_where_it_is_made(tmp_pat
     found = lines_of(tmp_path, source, {"(root)": "Net", "fc": "Linear"})
     (found,) = (code for key, code in found.items() if key.endswith("#weight_attr#0"))
     assert found == "attr = paddle.ParamAttr(regularizer=paddle.regularizer.L2Decay(1e-2))"
+
+
+def test_a_class_by_another_name_and_what_a_class_gives_its_base_are_found(tmp_path):
+    source = """
+        from torch import nn
+        from torch.nn import LeakyReLU as Leaky
+        Dense = nn.Linear
+        class Norm(nn.LayerNorm):
+            def __init__(self, width, cfg):
+                super().__init__(width, eps=1e-3)
+        class Net(nn.Module):
+            def __init__(self, cfg):
+                self.act = Leaky(0.2)
+                self.norm = Norm(8, cfg)
+                self.fc = Dense(8, 3)
+    """
+    layers = {"(root)": "Net", "act": "LeakyReLU", "norm": "Norm", "fc": "Linear"}
+    found = lines_of(tmp_path, source, layers)
+    assert found["act"] == "self.act = Leaky(0.2)" and found["fc"] == "self.fc = Dense(8, 3)"
+    (argument,) = {code for key, code in found.items() if "#eps#" in key}
+    assert argument == "super().__init__(width, eps=1e-3)"

@@ -581,7 +581,8 @@ def _with_code(cause: Cause | None, scene: DiffContext, excluded: tuple[str, ...
     code = code_cause(scene)
     if code is None or cause is None:
         return cause if code is None else replace(code, excluded=excluded)
-    return replace(cause, sentence=f"{cause.sentence}; {code.sentence}")
+    lines = cause.lines if any(cause.lines) else code.lines
+    return replace(cause, sentence=f"{cause.sentence}; {code.sentence}", lines=lines)
 
 
 def _other_model(place: Place) -> Cause | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice, product
 from typing import Any
@@ -798,6 +798,7 @@ _INFIX = {
     "add": "+", "sub": "-", "mul": "*", "div": "/", "matmul": "@", "pow": "**", "rsub": "-", "rdiv": "/", "rpow": "**",
     "eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">=", "logical_and": "&", "logical_or": "|",
 }  # fmt: skip
+_NEUTRAL = {"add": 0, "mul": 1}
 _SECOND = frozenset({"other", "y", "exponent", "1"})
 _TARGETS = re.compile(r"\s*((?:[A-Za-z_]\w*\s*,\s*)*[A-Za-z_]\w*)\s*=(?!=)")
 _IDENTIFIER = re.compile(r"[A-Za-z_]\w*")
@@ -897,6 +898,7 @@ def _behind(graph: Graph, end: int) -> list[int]:
 
 def _narrowed(graphs: Both[Graph], values: Both[_Values], agreeing: Mapping[int, int], ends: Both[int]) -> Both[int]:
     """Return the tensors nearest to those that agree, from which both sides compute two tensors alike."""
+    agreeing = {candidate: _root(graphs.reference, reference) for candidate, reference in agreeing.items()}
     for _ in range(_DOWN):
         terms = graphs.zip(ends).map(lambda side: _terms(*side))
         differing = _without_partners(terms, agreeing)
@@ -915,6 +917,7 @@ def _narrowed(graphs: Both[Graph], values: Both[_Values], agreeing: Mapping[int,
         if given_otherwise(makers, makers.zip(graphs).map(lambda side: axes_of(*side))):
             return ends
         operands = makers.map(lambda call: [operand.tensor for operand in call.inputs])
+        operands = replace(operands, reference=[_root(graphs.reference, each) for each in operands.reference])
         differing = _without_partners(operands, agreeing)
         if differing.map(len) != Both(1, 1) or len(operands.reference) != len(operands.candidate):
             return ends
@@ -945,11 +948,22 @@ def _without_partners(tensors: Both[list[int]], agreeing: Mapping[int, int]) -> 
     return Both(reference, candidate)
 
 
+def _root(graph: Graph, tensor: int) -> int:
+    """Return the tensor that a sum with 0 and a product with 1 are made of, such as those of `sum`."""
+    for _ in range(_DOWN):
+        call = graph.producers.get(tensor)
+        number = None if call is None or len(call.inputs) != 1 else _NEUTRAL.get(str(call.function))
+        if call is None or number is None or [*call.arguments.values()] != [number]:
+            break
+        tensor = call.inputs[0].tensor
+    return tensor
+
+
 def _terms(graph: Graph, tensor: int) -> list[int]:
     """Return the terms of a sum; the tensor alone if it is no sum."""
     call = graph.producers.get(tensor)
     if call is None or call.function != "add" or len(call.inputs) != 2:
-        return [tensor]
+        return [_root(graph, tensor)]
     return [term for operand in call.inputs for term in _terms(graph, operand.tensor)]
 
 
