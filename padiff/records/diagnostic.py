@@ -7,6 +7,7 @@ import json
 import math
 import re
 import shlex
+import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
@@ -54,6 +55,13 @@ _KEYWORD, _CALLED = re.compile(r"""(?:\b(\w+)\s*=(?!=)|["'](\w+)["']\s*:)\s*""")
 _VALUE = re.compile(r"""["']([a-z_]{4,})["']$""")
 _READ = re.compile(r"[A-Za-z_]\w*\b(?!\s*\()")
 _NUMBER = re.compile(r"(?<![\w.])\d+(?:\.\d*)?(?:e[-+]?\d+)?(?!\w)")
+# Numbers of both sides in a cause: the reference's first, and the candidate's first.
+_AGAINST = (
+    re.compile(rf"({_NUMBER.pattern}) against ({_NUMBER.pattern})"),
+    re.compile(rf"is ({_NUMBER.pattern}) in the candidate for the reference's ({_NUMBER.pattern})"),
+)
+# Arguments of optimizers that are fixed without another class.
+_OF_ONE_RULE = re.compile(r"\.\.\., (?:beta|eps|rho|alpha|lr|learning_rate|apply_decay_param_fun)")
 # A keyword argument that is a number, or a list of numbers.
 _PLAIN = re.compile(r"\w+\s*=\s*[-+\d.e\[\], ]+")
 # Words of causes by a schedule that goes on at other steps.
@@ -705,11 +713,14 @@ def _fix(
         return None
     if cause.fix and not _is_scheduled(cause, lines, models):
         given = None if old is None else _with_norm(old, cause.fix)
-        fix = BriefFix(_filled(cause.fix, models, runs) if given is None else given)
+        fix = BriefFix(_named_as_made(_filled(cause.fix, models, runs), first, models) if given is None else given)
         new = "" if old is None else _with_argument(old, cause.fix)
+        replaced = "" if old is None or new else _with_number(old, cause)
+        if replaced:
+            fix, new = BriefFix(replaced), replaced
         called = _CALLED.search(cause.fix)
         is_called = bool(new) and called is not None and old is not None and called[1] in old.code
-        if old is not None and not is_called and given is None and "  # line" not in cause.fix:
+        if old is not None and not is_called and not replaced and given is None and "  # line" not in cause.fix:
             new = _reference_line(cause, lines, models) or new
             fix = BriefFix(new) if new else fix
     else:
@@ -717,7 +728,8 @@ def _fix(
         if cause.proven and lines.reference is not None and old is not None:
             new = new or _with_reference_argument(old, lines.reference)
         if not new:
-            return None
+            text = "" if old is None or lines.reference is None else _unchecked(old, lines.reference, models)
+            return BriefFix(f"{text}  # as the reference has it; not checked") if text else None
         fix = BriefFix(new)
     return fix if old is None or not new else replace(fix, file=old.file, line=old.line, old=old.code, new=new)
 
@@ -777,12 +789,58 @@ def _with_argument(line: CodeLine, fix: str) -> str:
     """Return a line of code with the argument that a fix such as ``LayerNorm(..., eps=1e-05)`` names; empty if another
     part of the line is marked.
     """
-    call = re.fullmatch(r"[\w.]+\(\.\.\., (\w+)=([^(),]+)\)(?:  #.*)?", fix)
+    call = re.fullmatch(r"[\w.()]+\(\.\.\., (\w+)=([^(),]+)\)(?:  #.*)?", fix)
     if call is None or line.span is None:
         return ""
     start, end = line.span
     given = re.fullmatch(rf"({call[1]}\s*=\s*).*", line.code[start:end])
     return f"{line.code[:start]}{given[1]}{call[2]}{line.code[end:]}" if given is not None else ""
+
+
+def _with_number(line: CodeLine, cause: Cause) -> str:
+    """Return the line that defines a setting, with the reference's number in the place of the candidate's; empty if the
+    line has not just one such number, or the fix says more than one.
+    """
+    values = [each for pattern in _AGAINST for each in pattern.findall(cause.sentence)]
+    numbers = _NUMBER.findall(cause.fix)
+    if len(values) != 1 or len(numbers) != 1 or " for n, p in " in cause.fix or "[" in cause.fix:
+        return ""
+    reference, candidate = map(float, values[0] if cause.sentence.find(" against ") >= 0 else reversed(values[0]))
+    places = [each for each in _NUMBER.finditer(line.code) if float(each[0]) == candidate]
+    if len(places) != 1 or float(numbers[0]) != reference:
+        return ""
+    return f"{line.code[: places[0].start()]}{numbers[0]}{line.code[places[0].end() :]}"
+
+
+def _named_as_made(fix: str, first: FirstDiff, models: Models | None) -> str:
+    """Return a fix that calls a class by the name that the candidate's construction calls it."""
+    call = re.match(r"(?:torch\.nn|paddle\.nn|torch\.optim|paddle\.optimizer)\.(\w+)\(", fix)
+    if call is None or models is None:
+        return fix
+    lines = models.lines.candidate
+    is_layer = ".nn." in call[0]
+    keys = [first.candidate or ROOT] if is_layer else [key for key in lines if _OPTIMIZER.fullmatch(key)]
+    codes = {lines[key].code for key in keys if key in lines}
+    code = codes.pop() if len(codes) == 1 else ""
+    names = {each[0] for each in re.finditer(rf"(?:\b\w+\.)*\b{call[1]}(?=\()", code)}
+    if not names and _OF_ONE_RULE.match(fix, call.end()):
+        # An optimizer's class by another name: the call is all that is assigned.
+        whole = re.match(r"[\w.]+\s*=\s*((?:\w+\.)*[A-Z]\w*)\(", code)
+        names = {whole[1]} if whole is not None else names
+    return f"{names.pop()}{fix[call.end() - 1 :]}" if len(names) == 1 else fix
+
+
+def _unchecked(candidate: CodeLine, reference: CodeLine, models: Models | None) -> str:
+    """Return the reference's line if one part of the candidate's is not the same, so that nothing else can be meant; of
+    two frameworks, one number.
+    """
+    texts = [_WORD.findall(line.code) for line in (candidate, reference)]
+    matcher = difflib.SequenceMatcher(a=texts[0], b=texts[1], autojunk=False)
+    is_one = sum(each[0] != "equal" for each in matcher.get_opcodes()) == 1
+    codes = {_NUMBER.sub("0", line.code) for line in (candidate, reference)}
+    if not is_one or (models is not None and _is_ported(models) and len(codes) > 1):
+        return ""
+    return _like_reference(candidate.code, reference.code)
 
 
 def _with_reference_argument(candidate: CodeLine, reference: CodeLine) -> str:
@@ -817,14 +875,13 @@ def _like_reference(candidate: str, reference: str) -> str:
     names = [{*_VARIABLE.findall(code)} - {"True", "False", "None"} for code in (candidate, reference)]
     # Lines of other layers are other lines.
     own = [{*re.findall(r"\bself\.(\w+)", code)} for code in (candidate, reference)]
+    names[1] -= {each for each in names[1] if each in sys.stdlib_module_names and f"{each}." in reference}
     balance = [sum(code.count(each) for each in "([{") - sum(code.count(each) for each in ")]}") for code in
                (candidate, reference)]  # fmt: skip
     alike = difflib.SequenceMatcher(a=tokens[0], b=tokens[1], autojunk=False).ratio()
     if candidate == reference or balance[0] != balance[1] or own[0] != own[1] or not names[1] <= names[0]:
         return ""
-    if alike < _LIKE:
-        return ""
-    return reference
+    return reference if alike >= _LIKE or _is_without(reference, candidate) else ""
 
 
 def _filled(fix: str, models: Models | None, runs: Both[str] | None) -> str:

@@ -126,7 +126,7 @@ class Source:
     named: dict[str, list[ast.expr]] = field(default_factory=dict)
     #: The name or the key that a dict has.
     owners: dict[ast.expr, str] = field(default_factory=dict)
-    #: The names of classes and functions that have another one here: ``from torch import nn as n``, ``Norm = nn.LayerNorm``.
+    #: The names of classes and functions that have another one here: ``Norm = nn.LayerNorm``.
     aliases: dict[str, str] = field(default_factory=dict)
     #: Learning rates that code sets itself, in a group of parameters.
     rates: list[ast.expr] = field(default_factory=list)
@@ -226,7 +226,7 @@ def _lines(
     # Layers that a loop makes have one call.
     for key, found in {found.node: (key, found) for key, found in reversed(built.items())}.values():
         frame = found.source.frame(found.node)
-        for argument, definition in [*search.definitions(found, deep=key in own), *search.base_arguments(key)]:
+        for argument, definition in [*search.definitions(found, deep=key in own), *search.class_arguments(key)]:
             value = definition.source.frame(definition.node)
             if value != frame:
                 values.setdefault(f"{frame.file}:{frame.line}#{argument}", {})[value] = None
@@ -320,6 +320,7 @@ class _Search:
         self._root = layers[0].path if layers else ""
         self._sources = sources
         self._known: dict[str, _Found | None] = {}
+        self._mentions: dict[str, list[_Found]] | None = None
         #: Names of the user's own functions and classes.
         self._own = {name for source in sources for name in (*source.functions, *source.classes)}
 
@@ -509,9 +510,13 @@ class _Search:
                 if definition is not None:
                     yield key_of(element), definition
 
-    def base_arguments(self, path: str) -> Iterator[tuple[str, _Found]]:
-        """Yield the arguments that a layer's class, one of the user's, gives to the class it derives from, by name."""
-        layer = self._layers.get(path)
+    def class_arguments(self, path: str) -> Iterator[tuple[str, _Found]]:
+        """Yield the arguments that a layer's class, one of the user's, gives to the class it derives from, by name; and
+        the class itself, if the construction has it as a value.
+        """
+        layer, made = self._layers.get(path), self._known.get(path)
+        if layer is not None and made is not None and made.source.name_of(made.node) not in ("", layer.type):
+            yield from ((layer.type, each) for each in self.mentions(layer))
         file = "" if layer is None or path == self._root else os.path.abspath(layer.file)
         for source in self._sources:
             of_class = source.classes.get(layer.type) if layer is not None and source.file == file else None
@@ -666,7 +671,20 @@ class _Search:
         if found is not None and not calls:
             # A class that is never called by its name: a `partial` gives the arguments.
             calls = [each for each in self.calls("partial", "functools") if _names(each.node, layer.type)]
-        return calls[0] if len(calls) == 1 else found
+        mentions = self.mentions(layer) if found is None and not calls else []
+        return calls[0] if len(calls) == 1 else next(iter(mentions), found)
+
+    def mentions(self, layer: Built) -> list[_Found]:
+        """Return the place that has a framework's class as a value, if there is one: a table, a default."""
+        if self._mentions is None:
+            self._mentions = {}
+            for source in self._sources:
+                called = {id(call.func) for calls in source.calls.values() for call in calls}
+                for node in ast.walk(source.tree):
+                    if isinstance(node, (ast.Attribute, ast.Name)) and id(node) not in called:
+                        self._mentions.setdefault(key_of(node), []).append(_Found(source, node))
+        found = self._mentions.get(layer.type, []) if layer.package in _FRAMEWORKS else []
+        return found if len(found) == 1 else []
 
     def _written_in_parent(self, path: str) -> _Found | None:
         above, _, name = path.rpartition(".")

@@ -6,10 +6,12 @@ import argparse
 import threading
 import time
 from collections.abc import Collection
+from dataclasses import replace
 from typing import Any
 
 from rich.console import Console
 
+from padiff.compare.diagnose import shows
 from padiff.dump.format import RUN_FILE
 from padiff.errors import UsageError
 from padiff.records import CANNOT_TELL, Both, Report, Standing, count_text, printable, verdict
@@ -46,7 +48,7 @@ class _Watched:
 
     def begin_anew(self) -> None:
         """Reset the summary, because one of the folders holds a new recording."""
-        self._first: str | None = None
+        self._first: Report | None = None
         self._doubt, self._worst, self._failed = "", 0.0, 0
         self._follows = False
         #: Sentences about steps that a rank did not write.
@@ -58,8 +60,18 @@ class _Watched:
         Args:
             known: True if an earlier step differs, including steps that an earlier watch compared.
         """
-        known_now = f"\n{CAUSE_KNOWN}: {printable(report.explained.message)}" if report.explained is not None else ""
-        return f"{self._added(report, known)}{known_now}"
+        text = self._added(report, known)
+        if report.explained is not None:
+            text += f"\n{CAUSE_KNOWN}: {printable(report.explained.message)}"
+            if self._first is not None:
+                self._first = replace(self._first, first_diff=report.explained)
+        return text
+
+    @property
+    def first(self) -> str:
+        """Return the position of the first difference; empty if none was found."""
+        first_diff = None if self._first is None else self._first.first_diff
+        return "" if first_diff is None else printable(position_text(first_diff))
 
     def _added(self, report: Report, known: bool) -> str:
         step = report.coverage.steps[0]
@@ -73,8 +85,11 @@ class _Watched:
         self._failed += 1
         more = "".join(f"\n{Standing.NEW}: {printable(diff.message)}" for diff in report.independent)
         if self._first is None:
-            self._first = printable(position_text(report.first_diff))
+            self._first = report
             return diagnostic_text(diagnostic_of(report), self._width)
+        if shows(report, self._first):
+            self._first = report  # the tensors that a setting of an earlier step makes differ
+            return f"it shows now: {self.first}{more}"
         if not report.failed:
             return f"step {step}: {printable(report.first_diff.message)}{more}"
         # Said once: all later diffs follow, too.
@@ -89,7 +104,7 @@ class _Watched:
             differs: True if one of the steps differs, including steps that an earlier watch compared.
         """
         if self._first is not None:
-            return translated(f"{self._failed} of them differ, first at {self._first}.")
+            return translated(f"{self._failed} of them differ, first at {self.first}.")
         if differs:
             return translated("A step that was compared before differs (see diffs.jsonl).")
         lost = "".join(f" {line[0].upper()}{line[1:]}." for line in self.lost)

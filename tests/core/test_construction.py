@@ -678,3 +678,23 @@ def test_a_class_by_another_name_and_what_a_class_gives_its_base_are_found(tmp_p
     assert found["act"] == "self.act = Leaky(0.2)" and found["fc"] == "self.fc = Dense(8, 3)"
     (argument,) = {code for key, code in found.items() if "#eps#" in key}
     assert argument == "super().__init__(width, eps=1e-3)"
+
+
+def test_a_class_in_a_table_or_a_default_is_found_where_it_is_named(tmp_path):
+    source = """
+        from torch import nn
+        TABLE = {
+            "relu": nn.ReLU6,
+        }
+        def block(act, drop=nn.Dropout2d):
+            layers = [nn.Linear(3, 3)]
+            layers.append(TABLE[act]())
+            return nn.Sequential(*layers, drop(0.1))
+        class Net(nn.Module):
+            def __init__(self):
+                self.body = block("relu")
+                self.last = nn.Sequential(nn.Linear(3, 3), *[act() for act in [nn.Mish]])
+    """
+    layers = {"(root)": "Net", "body": "Sequential", "body.1": "ReLU6", "last": "Sequential", "last.1": "Mish"}
+    found = lines_of(tmp_path, source, layers)
+    assert found["body.1"] == '"relu": nn.ReLU6,' and "nn.Mish" in found["last.1"]

@@ -62,12 +62,16 @@ def asked(meta: Mapping[str, Any]) -> tuple[list[Any], Any]:
     return [tuple(tuple(s) if isinstance(s, list) else s for s in pair) for pair in meta["layer_map"]], policy
 
 
-def live(folder: Path, meta: Mapping[str, Any]) -> FirstDiff | None:
-    """The first diff that a comparison has named by its end if it saw one step after the other."""
+def reports_of(folder: Path, meta: Mapping[str, Any]) -> list[Report]:
+    """The reports of a comparison that sees one step after the other."""
     comparison = RunComparison(*(open_run(folder / side) for side in ("reference", "candidate")), *asked(meta))
+    return [comparison.compare(number) for number in comparison.common()]
+
+
+def live(reports: list[Report]) -> FirstDiff | None:
+    """The first diff that a comparison has named by its end if it saw one step after the other."""
     first: Report | None = None
-    for number in comparison.common():
-        report = comparison.compare(number)
+    for report in reports:
         if report.first_diff is not None and (first is None or diagnose.shows(report, first)):
             first = report
         if report.explained is not None and first is not None:

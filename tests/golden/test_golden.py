@@ -28,8 +28,9 @@ from padiff.records.diagnostic import (
 )
 from padiff.records.diagnostic_text import columns, diagnostic_text
 from padiff.system.language import translated
+from padiff_cli.commands.watch import _Watched
 
-from .lines import PAIRS, lines_of, live, read_expected
+from .lines import PAIRS, lines_of, live, read_expected, reports_of
 
 SCHEMA = diagnostic_schema()
 
@@ -96,8 +97,12 @@ def test_a_pair_is_reported_as_it_was_in_all_forms_and_live(pairs, name, tmp_pat
     assert all(columns(line) <= 80 for line in chinese if not line.startswith("  修复"))
     meta = json.loads((folder / "pair.json").read_text())
     if len(meta["stages"] or STAGES) == len(STAGES):
-        first = live(folder, meta)
-        assert (first and position_text(first)) == (report.first_diff and position_text(report.first_diff))
+        reports, watched = reports_of(folder, meta), _Watched(80)
+        for one in reports:
+            watched.add(one, known=False)
+        first = live(reports)
+        expected = report.first_diff and position_text(report.first_diff)
+        assert (first and position_text(first)) == expected and watched.first == (expected or "")
 
 
 def told(diagnostic: Diagnostic) -> list[str]:

@@ -15,17 +15,23 @@ from kit.schema import violations
 
 import padiff
 from padiff.records.both import Both
+from padiff.records.compared import Cause
 from padiff.records.diagnostic import (
     LARGEST,
     CodeLine,
     _changed_keyword,
     _is_without,
     _like_reference,
+    _named_as_made,
     _span,
+    _unchecked,
     _with_norm,
+    _with_number,
     _with_reference_argument,
     diagnostic_schema,
 )
+from padiff.records.first_diff import FirstDiff
+from padiff.records.report_data import Models
 from padiff.system.construction import has_changed
 from padiff.system.frames import Frame
 from padiff.system.process import command_text
@@ -536,3 +542,84 @@ def test_the_part_of_a_line_that_is_at_fault_is_marked(candidate, reference, wor
 )  # fmt: skip
 def test_an_argument_of_a_trainer_that_clips_is_the_fix(code, span, fix, text):
     assert _with_norm(CodeLine("train.py", 1, code, span), fix) == text
+
+
+@pytest.mark.parametrize(
+    ("sentence", "fix", "code", "new"),
+    [
+        (
+            "beta2 0.98 against 0.999",
+            "paddle.optimizer.AdamW(..., beta2=0.98)",
+            "beta2: float = 0.999",
+            "beta2: float = 0.98",
+        ),
+        (
+            "beta2 is 0.999 in the candidate for the reference's 0.98",
+            "A(..., beta2=0.98)",
+            "b = .9, 0.999",
+            "b = .9, 0.98",
+        ),
+        (
+            "weight decay 0.001 against 0.1",
+            "weight_attr=paddle.ParamAttr(regularizer=L2Decay(0.001))",
+            "attr(1e-1)",
+            "attr(0.001)",
+        ),
+        # paddle's own momentum is 1 minus the common one
+        ("momentum 0.2 against 0.8", "paddle.nn.BatchNorm1D(..., momentum=0.8)", "momentum = 0.8", ""),
+        ("eps 1e-05 against 0.001", "L(..., epsilon=1e-05)", "norm(0.001, 1e-3)", ""),
+        ("eps 1e-05 against 0.001", "L(..., epsilon=1e-05)", "norm(cfg)", ""),
+    ],
+)
+def test_the_line_that_defines_a_value_gets_the_reference_s(sentence, fix, code, new):
+    assert _with_number(CodeLine("a.py", 1, code, None), Cause("optimizer_setting", sentence, fix=fix)) == new
+
+
+@pytest.mark.parametrize(
+    ("fix", "code", "named"),
+    [
+        (
+            "paddle.optimizer.AdamW(..., beta2=0.98)",
+            "opt = Opt(rate, parameters=net.parameters())",
+            "Opt(..., beta2=0.98)",
+        ),
+        ("torch.optim.AdamW(..., eps=1e-08)", "return optim.AdamW(p, lr=lr)", "optim.AdamW(..., eps=1e-08)"),
+        # another class, and a function of the user's
+        (
+            "torch.optim.Adam(..., weight_decay=0.1)",
+            "opt = torch.optim.AdamW(p)",
+            "torch.optim.Adam(..., weight_decay=0.1)",
+        ),
+        (
+            "paddle.optimizer.Momentum(..., momentum=0.9)",
+            "opt = Opt(p)",
+            "paddle.optimizer.Momentum(..., momentum=0.9)",
+        ),
+        ("torch.optim.AdamW(..., eps=1e-08)", "opt = make(p)", "torch.optim.AdamW(..., eps=1e-08)"),
+    ],
+)
+def test_a_fix_calls_a_class_as_the_candidate_does(fix, code, named):
+    lines = Both({}, {"optimizer.0": Frame("a.py", 1, "", code)})
+    first = FirstDiff(0, "update", None, None, "weight")
+    assert _named_as_made(fix, first, Models(Both((), ()), Both("", ""), lines=lines)) == named
+
+
+@pytest.mark.parametrize(
+    ("candidate", "reference", "frameworks", "text"),
+    [
+        ("if flip and i % 3:", "if flip and i % 2:", "torch", "if flip and i % 2:"),
+        (
+            "x = self.emb(ids)",
+            "x = self.emb(ids) * math.sqrt(self.emb.dim)",
+            "torch",
+            "x = self.emb(ids) * math.sqrt(self.emb.dim)",
+        ),
+        ("std = raw.std(0) + 1e-1", "std = raw.std(0) + 1e-3", "paddle", "std = raw.std(0) + 1e-3"),
+        ("y = F.relu(x)", "y = F.gelu(x)", "paddle", ""),
+        ("if flip and i % 3:", "if turn and i % 2:", "torch", ""),
+    ],
+)
+def test_the_reference_s_line_is_shown_as_not_checked_if_one_part_differs(candidate, reference, frameworks, text):
+    models = Models(Both((), ()), Both("torch", frameworks))
+    lines = [CodeLine("a.py", 1, code, None) for code in (candidate, reference)]
+    assert _unchecked(*lines, models) == text

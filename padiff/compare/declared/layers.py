@@ -164,11 +164,13 @@ def loss_fix(framework: str, function: str, settings: Mapping[str, Any]) -> str:
 
 
 def layer_fix(framework: str, layer: Layer, name: str, value: Any) -> str:
-    """Return a line that creates a layer with the reference's value of a setting; empty for a class of the user's."""
+    """Return a line that creates a layer with the reference's value of a setting; empty if there is none."""
     spelling = SPELLINGS.get(framework)
-    if spelling is None or layer.type.lower() != layer.kind or layer.type not in LAYERS[framework]:
-        return ""  # a class of the user's, whose arguments are unknown
-    if name not in LAYER_SETTINGS:
+    if spelling is None or name not in LAYER_SETTINGS:
+        return ""
+    is_own = layer.type.lower() != layer.kind or layer.type not in LAYERS[framework]
+    kind = next((each for each in LAYERS[framework] if each.lower() == layer.kind), "") if is_own else layer.type
+    if not kind:
         return ""
     convert = spelling.converted.get(name)
     if convert is not None and (name != "momentum" or "norm" in layer.kind):
@@ -178,7 +180,9 @@ def layer_fix(framework: str, layer: Layer, name: str, value: Any) -> str:
             return ""
     value = None if value == "none" and name == "padding_idx" else value
     argument = spelling.arguments.get(name, name)
-    return checked_fix(framework, f"{spelling.layers}.{layer.type}(..., {argument}={number_text(value)})")
+    line = checked_fix(framework, f"{spelling.layers}.{kind}(..., {argument}={number_text(value)})")
+    # A class of the user's gives the argument to the framework's, which it derives from.
+    return line and f"super().__init__{line[line.index('(') :]}  # in a {kind} of your own" if is_own else line
 
 
 def together(fixes: Sequence[str]) -> str:
