@@ -58,14 +58,16 @@ _NUMBER = re.compile(r"(?<![\w.])\d+(?:\.\d*)?(?:e[-+]?\d+)?(?!\w)")
 # Numbers of both sides in a cause: the reference's first, and the candidate's first.
 _AGAINST = (
     re.compile(rf"({_NUMBER.pattern}) against ({_NUMBER.pattern})"),
-    re.compile(rf"is ({_NUMBER.pattern}) in the candidate for the reference's ({_NUMBER.pattern})"),
+    re.compile(rf"is ({_NUMBER.pattern})(?: in the candidate)? for the reference's ({_NUMBER.pattern})"),
 )
+# Characters of a number that may have more digits than are shown.
+_ROUNDED = 7
 # Arguments of optimizers that are fixed without another class.
 _OF_ONE_RULE = re.compile(r"\.\.\., (?:beta|eps|rho|alpha|lr|learning_rate|apply_decay_param_fun)")
 # A keyword argument that is a number, or a list of numbers.
 _PLAIN = re.compile(r"\w+\s*=\s*[-+\d.e\[\], ]+")
 # Words of causes by a schedule that goes on at other steps.
-_PACE = "schedule goes on every"
+_PACE = re.compile("schedule goes on every|schedule never steps")
 # Words of causes by weight decay of parameters that the reference spares.
 _SPARED = re.compile(r"reference's 0\b(?!\.).*, of ")
 # Arguments of a schedule, among others of a trainer.
@@ -379,7 +381,7 @@ def _lines_of(first: FirstDiff, models: Models) -> Both[Frame | None]:
     role = _role(first, kind)
     if kind == "step_skipped" and any("@zeroed" in lines for lines in models.lines):
         role = ("@zero_grad",)  # without gradients an optimizer updates nothing
-    if kind == "learning_rate" and first.cause is not None and _PACE in first.cause.sentence:
+    if kind == "learning_rate" and first.cause is not None and _PACE.search(first.cause.sentence):
         role = ("@scheduled", *role)  # the schedule is right, and goes on at other steps
     in_role = models.lines.map(lambda lines: next((lines[each] for each in role if each in lines), None))
     frames = models.stacks.zip(models.lines).map(lambda side: [*chain(*side[0].values()), *side[1].values()])
@@ -394,7 +396,9 @@ def _lines_of(first: FirstDiff, models: Models) -> Both[Frame | None]:
             return _attributes(models.lines, about.zip(called).map(lambda side: side[0] or side[1]), first)
         if first.stage == "input":
             in_role = in_role.zip(models.lines).map(lambda side: side[0] or side[1].get("@batch"))
-    if first.stage == "loss" and (about.candidate is not None or ".input." in first.slot):
+    # Weights of a loss are set where the loss is made.
+    is_weight = first.slot.endswith((".input.weight", ".input.pos_weight"))
+    if first.stage == "loss" and not is_weight and (about.candidate is not None or ".input." in first.slot):
         # The call that differs or takes the tensor says more than the sum of all terms.
         shown = about.zip(called.zip(in_role)).map(lambda side: side[0] or side[1][0] or side[1][1])
         return _attributes(models.lines, shown, first)
@@ -469,27 +473,29 @@ def _is_computed(code: str) -> bool:
 def _changed_line(models: Models, role: str) -> Both[Frame | None] | None:
     """Return the lines that differ in a piece of code, e.g. of the data; `None` unless there is one such line.
 
-    Of two frameworks, lines differ by what their functions are called: then a line with other numbers counts.
+    Of two frameworks, lines differ by what functions and variables are called: then a line with other numbers counts.
 
     Args:
         models: both runs' lines.
         role: start of the lines' keys.
     """
     sides = models.lines.map(lambda lines: [frame for key, frame in lines.items() if key.startswith(role)])
-    codes = sides.map(lambda frames: [_plain_code(frame.code) for frame in frames])
+    if _is_ported(models):
+        sides = sides.map(lambda frames: [frame for frame in frames if _numbers(frame)])
+        codes = sides.map(lambda frames: [str(sorted(map(float, _numbers(frame)))) for frame in frames])
+    else:
+        codes = sides.map(lambda frames: [_plain_code(frame.code) for frame in frames])
     changed: list[Both[Frame | None]] = []
     matcher = difflib.SequenceMatcher(a=codes.reference, b=codes.candidate, autojunk=False)
     for kind, first, last, start, end in matcher.get_opcodes():
-        if kind != "equal":
+        if kind != "equal" and (kind == "replace" or not _is_ported(models)):
             old, new = sides.reference[first:last], sides.candidate[start:end]
             if len(old) == len(new):
                 changed += map(Both, old, new)
-            elif len(new) == 1:
+            elif len(new) == 1 and not _is_ported(models):
                 changed.append(Both(None, new[0]))
             else:
                 return None
-    if _is_ported(models):
-        changed = [each for each in changed if len({*each.map(_numbers)}) > 1]
     return changed[0] if len(changed) == 1 else None
 
 
@@ -580,7 +586,8 @@ def _role(first: FirstDiff, kind: str) -> tuple[str, ...]:
         function = first.slot.partition("()")[0]
         if first.slot == "loss":
             return "@total", "@backward"
-        return ("@total", loss_key(function)) if ".input." in first.slot else (loss_key(function),)
+        is_weight = first.slot.endswith((".input.weight", ".input.pos_weight"))
+        return ("@total", loss_key(function)) if ".input." in first.slot and not is_weight else (loss_key(function),)
     return ()
 
 
@@ -724,11 +731,12 @@ def _fix(
             new = _reference_line(cause, lines, models) or new
             fix = BriefFix(new) if new else fix
     else:
-        new = _reference_line(cause, lines, models)
+        new = _reference_line(cause, lines, models) or ("" if old is None else _with_number(old, cause))
         if cause.proven and lines.reference is not None and old is not None:
             new = new or _with_reference_argument(old, lines.reference)
         if not new:
-            text = "" if old is None or lines.reference is None else _unchecked(old, lines.reference, models)
+            is_data = first.stage == "input"
+            text = "" if old is None or lines.reference is None else _unchecked(old, lines.reference, models, is_data)
             return BriefFix(f"{text}  # as the reference has it; not checked") if text else None
         fix = BriefFix(new)
     return fix if old is None or not new else replace(fix, file=old.file, line=old.line, old=old.code, new=new)
@@ -802,7 +810,9 @@ def _with_number(line: CodeLine, cause: Cause) -> str:
     line has not just one such number, or the fix says more than one.
     """
     values = [each for pattern in _AGAINST for each in pattern.findall(cause.sentence)]
-    numbers = _NUMBER.findall(cause.fix)
+    # A number of a computed cause has six digits, and may be rounded.
+    numbers = _NUMBER.findall(cause.fix) if cause.fix or not cause.proven or len(values) != 1 else [values[0][1]]
+    numbers = [each for each in numbers if cause.fix or len(each) < _ROUNDED]
     if len(values) != 1 or len(numbers) != 1 or " for n, p in " in cause.fix or "[" in cause.fix:
         return ""
     reference, candidate = map(float, values[0] if cause.sentence.find(" against ") >= 0 else reversed(values[0]))
@@ -830,10 +840,13 @@ def _named_as_made(fix: str, first: FirstDiff, models: Models | None) -> str:
     return f"{names.pop()}{fix[call.end() - 1 :]}" if len(names) == 1 else fix
 
 
-def _unchecked(candidate: CodeLine, reference: CodeLine, models: Models | None) -> str:
+def _unchecked(candidate: CodeLine, reference: CodeLine, models: Models | None, is_data: bool = False) -> str:
     """Return the reference's line if one part of the candidate's is not the same, so that nothing else can be meant; of
-    two frameworks, one number.
+    two frameworks, one number, and of lines that make the data, the candidate's line with that number.
     """
+    place = _changed_number(candidate.code, reference.code)
+    if is_data and place is not None:
+        return f"{candidate.code[: place[0][0]]}{place[1]}{candidate.code[place[0][1] :]}"
     texts = [_WORD.findall(line.code) for line in (candidate, reference)]
     matcher = difflib.SequenceMatcher(a=texts[0], b=texts[1], autojunk=False)
     is_one = sum(each[0] != "equal" for each in matcher.get_opcodes()) == 1
@@ -1015,11 +1028,23 @@ def _span(code: str, other: str, words: str, call: str) -> list[int] | None:
     new = _named_spans(code, other, words)
     if new or (own and not _named_spans(other, code, words)):
         return new[0] if new else own[0][1]
+    number = _changed_number(code, other)
+    if number is not None:
+        return number[0]
     names = dict.fromkeys(_CALLED.findall(f"{call} {words}"))
     calls = [span for name in names for span in _calls(code, rf"{re.escape(name)}\(")]
     calls = calls or (_calls(code, r"\w+\(")[:1] if others else [])  # the call lacks the other's argument
     calls = sorted(calls, key=lambda span: _contains(other, code, span))
     return calls[0] if calls else _changed_part(code, other)
+
+
+def _changed_number(code: str, other: str) -> tuple[list[int], str] | None:
+    """Return the place of the only number of a line that another line does not have there, and the other's number."""
+    numbers = [[*_NUMBER.finditer(line)] for line in (code, other)]
+    pairs = [(own, theirs) for own, theirs in zip(*numbers) if float(own[0]) != float(theirs[0])]
+    if len(numbers[0]) != len(numbers[1]) or len(pairs) != 1:
+        return None
+    return [pairs[0][0].start(), pairs[0][0].end()], pairs[0][1][0]
 
 
 def _named_spans(code: str, other: str, words: str) -> list[list[int]]:

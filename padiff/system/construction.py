@@ -385,6 +385,9 @@ class _Search:
             steps = [call for call in steps if isinstance(call.func, ast.Attribute) and key_of(call.func.value) == name]
             if len(steps) == 1:
                 roles["@scheduled"] = _Found(schedule.source, steps[0])
+        intervals = [_Found(each, value) for each in self._sources for _, _, value in each.defined.get("interval", ())]
+        if "@scheduled" not in roles and len(intervals) == 1:
+            roles["@scheduled"] = intervals[0]  # of Lightning
         trainers = [
             _Found(source, call)
             for source in self._sources

@@ -221,7 +221,8 @@ class _Search:
         """Add the lines of what the calls of a function give for a parameter."""
         for source in self._sources:
             for call in source.calls.get(source.names.get(function, function.name), ()):
-                value = argument(call, name, place)
+                several = (each.value for each in call.args[: place + 1] if isinstance(each, ast.Starred))
+                value = argument(call, name, place) or next(several, None)
                 if value is not None and not self.trains(value):
                     self.follow(source, source.scopes.get(call) or source.tree, value, depth + 1)
 

@@ -30,6 +30,11 @@ _LIBRARIES = tuple({sysconfig.get_paths()[name] for name in ("stdlib", "platstdl
 # Packages that call models, and do not contain the code of models.
 _AROUND = ("padiff", "lightning", "pytorch_lightning", "_pytest", "pytest")
 _INSTALLED = ("site-packages", "dist-packages")
+# Packages of padiff that are not beside it where it runs from its sources.
+_INTEGRATIONS = tuple(
+    f"{os.sep}{name}{os.sep}"
+    for name in ("padiff_hapi", "padiff_lightning", "padiff_transformers", "padiff_paddleformers")
+)
 
 
 class Frame(NamedTuple):
@@ -57,7 +62,7 @@ class Frame(NamedTuple):
 def is_users(file: str) -> bool:
     """Return True if a file belongs neither to padiff, nor to the standard library, nor to an installed package."""
     return file.startswith(_DEMO) or not (
-        file.startswith((_PADIFF, *_LIBRARIES, "<")) or any(name in file for name in _INSTALLED)
+        file.startswith((_PADIFF, *_LIBRARIES, "<")) or any(name in file for name in (*_INSTALLED, *_INTEGRATIONS))
     )
 
 

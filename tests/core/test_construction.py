@@ -698,3 +698,13 @@ def test_a_class_in_a_table_or_a_default_is_found_where_it_is_named(tmp_path):
     layers = {"(root)": "Net", "body": "Sequential", "body.1": "ReLU6", "last": "Sequential", "last.1": "Mish"}
     found = lines_of(tmp_path, source, layers)
     assert found["body.1"] == '"relu": nn.ReLU6,' and "nn.Mish" in found["last.1"]
+
+
+def test_the_interval_of_a_schedule_of_lightning_is_found(tmp_path):
+    source = """
+        class Net:
+            def configure(self):
+                sched = torch.optim.lr_scheduler.StepLR(opt, 3)
+                return {"optimizer": opt, "lr_scheduler": {"scheduler": sched, "interval": "epoch"}}
+    """
+    assert '"interval": "epoch"' in lines_of(tmp_path, source, {"(root)": "Net"})["@scheduled"]

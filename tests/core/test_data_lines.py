@@ -113,6 +113,18 @@ def test_the_functions_of_a_schedule_are_followed(tmp_path):
     assert list(found) == ["@schedule:0", "@schedule:1", "@schedule:2"]
 
 
+def test_what_a_call_gives_with_a_star_is_followed(tmp_path):
+    source = """
+        def load(seed):
+            return [seed / 2], 3
+        def train(net, data, count):
+            for x in data:
+                FOUND.append(look())
+        train(None, *load(7))
+    """
+    assert "return [seed / 2], 3" in [*found(tmp_path, source).values()]
+
+
 @pytest.mark.timeout(60)
 def test_functions_that_all_call_one_another_are_read_once(tmp_path):
     """Not once for each way from one to another, of which there are millions."""

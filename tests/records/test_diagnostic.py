@@ -623,3 +623,12 @@ def test_the_reference_s_line_is_shown_as_not_checked_if_one_part_differs(candid
     models = Models(Both((), ()), Both("torch", frameworks))
     lines = [CodeLine("a.py", 1, code, None) for code in (candidate, reference)]
     assert _unchecked(*lines, models) == text
+
+
+def test_a_number_of_lines_that_make_the_data_is_taken_over_from_the_other_framework():
+    models = Models(Both((), ()), Both("torch", "paddle"))
+    lines = [
+        CodeLine("a.py", 1, code, None) for code in ("feats = raw / (raw.std(0) + 1e-1)", "x = x / (x.std(0) + 1e-3)")
+    ]
+    assert _unchecked(*lines, models, is_data=True) == "feats = raw / (raw.std(0) + 1e-3)"
+    assert _unchecked(*lines, models) == ""
