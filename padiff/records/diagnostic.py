@@ -801,8 +801,12 @@ def _with_argument(line: CodeLine, fix: str) -> str:
     if call is None or line.span is None:
         return ""
     start, end = line.span
-    given = re.fullmatch(rf"({call[1]}\s*=\s*).*", line.code[start:end])
-    return f"{line.code[:start]}{given[1]}{call[2]}{line.code[end:]}" if given is not None else ""
+    given = re.fullmatch(rf"({call[1]}\s*=\s*)(.*)", line.code[start:end])
+    value = call[2]
+    if given is not None and "(" in given[2]:  # a tensor is made of the list
+        lists = re.findall(r"\[[^\[\]]*\]", given[2])
+        value = given[2].replace(lists[0], value) if len(lists) == 1 and value.startswith("[") else ""
+    return f"{line.code[:start]}{given[1]}{value}{line.code[end:]}" if given is not None and value else ""
 
 
 def _with_number(line: CodeLine, cause: Cause) -> str:
