@@ -216,10 +216,10 @@ def masked(trace: Trace, call: TracedCall, largest: bool | None = None) -> Mask 
     first, falls = _first(trace, call), is_descending(call.function, call.arguments)
     ranks = {o.tensor: (first or 0, 1 if first is not None else call.choice.chosen) for o in call.outputs[:1]}
     for other in trace.calls:
-        known = [operand.tensor for operand in other.inputs if operand.tensor in ranks]
-        if len(known) != 1 or not other.outputs:
+        mask_of = [operand.tensor for operand in other.inputs if operand.tensor in ranks]
+        if len(mask_of) != 1 or not other.outputs:
             continue
-        start, count = ranks[known[0]]
+        start, count = ranks[mask_of[0]]
         shapes = [trace.tensors[operands[0].tensor].shape for operands in (other.inputs, other.outputs)]
         if other.function in COMPARISONS and count == 1 and len(other.inputs) == 2:
             at = [operand.tensor for operand in other.inputs]

@@ -190,10 +190,10 @@ class LiveModel:
         holders = [vars(node.layer) for node in self.nodes]
         modules = {type(node.layer).__module__: None for node in self.nodes}
         holders += [vars(sys.modules[name]) for name in modules if name in sys.modules]
-        held = {
+        generators = {
             id(value): value for holder in holders for value in holder.values() if issubclass(type(value), _GENERATORS)
         }
-        states = [(each, _state_of(each)) for each in (random, np.random, *held.values())]
+        states = [(each, _state_of(each)) for each in (random, np.random, *generators.values())]
         of_framework = self.framework.randomness.state()
 
         def restore() -> None:

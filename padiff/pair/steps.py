@@ -538,11 +538,11 @@ def _swapped(pair: RecordPair, swap: SwappedRows) -> Layout | None:
     if a.source.sketched or b.source.sketched:
         return layout  # compared by what no order changes
     expected = np.asarray(a.value, np.float64)
-    given, other = (np.asarray(each.apply(b.value, a.shape), np.float64) for each in (pair.layout, layout))
-    if given.shape != expected.shape:
+    in_its_order, exchanged = (np.asarray(each.apply(b.value, a.shape), np.float64) for each in (pair.layout, layout))
+    if in_its_order.shape != expected.shape:
         return layout
     with np.errstate(all="ignore"):
-        return layout if np.linalg.norm(other - expected) < np.linalg.norm(given - expected) else None
+        return layout if np.linalg.norm(exchanged - expected) < np.linalg.norm(in_its_order - expected) else None
 
 
 def _buffers(alignment: Alignment) -> Both[set[tuple[str, str]]]:

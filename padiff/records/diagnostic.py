@@ -839,8 +839,8 @@ def _named_as_made(fix: str, first: FirstDiff, models: Models | None) -> str:
     names = {each[0] for each in re.finditer(rf"(?:\b\w+\.)*\b{call[1]}(?=\()", code)}
     if not names and _OF_ONE_RULE.match(fix, call.end()):
         # An optimizer's class by another name: the call is all that is assigned.
-        whole = re.match(r"[\w.]+\s*=\s*((?:\w+\.)*[A-Z]\w*)\(", code)
-        names = {whole[1]} if whole is not None else names
+        full_name = re.match(r"[\w.]+\s*=\s*((?:\w+\.)*[A-Z]\w*)\(", code)
+        names = {full_name[1]} if full_name is not None else names
     return f"{names.pop()}{fix[call.end() - 1 :]}" if len(names) == 1 else fix
 
 
@@ -1042,9 +1042,9 @@ def _span(code: str, other: str, words: str, call: str) -> list[int] | None:
     return calls[0] if calls else _changed_part(code, other)
 
 
-def _changed_number(code: str, other: str) -> tuple[list[int], str] | None:
+def _changed_number(code: str, partner: str) -> tuple[list[int], str] | None:
     """Return the place of the only number of a line that another line does not have there, and the other's number."""
-    numbers = [[*_NUMBER.finditer(line)] for line in (code, other)]
+    numbers = [[*_NUMBER.finditer(line)] for line in (code, partner)]
     pairs = [(own, theirs) for own, theirs in zip(*numbers) if float(own[0]) != float(theirs[0])]
     if len(numbers[0]) != len(numbers[1]) or len(pairs) != 1:
         return None

@@ -517,8 +517,12 @@ class _Search:
         """Yield the arguments that a layer's class, one of the user's, gives to the class it derives from, by name; and
         the class itself, if the construction has it as a value.
         """
-        layer, made = self._layers.get(path), self._known.get(path)
-        if layer is not None and made is not None and made.source.name_of(made.node) not in ("", layer.type):
+        layer, constructed = self._layers.get(path), self._known.get(path)
+        if (
+            layer is not None
+            and constructed is not None
+            and constructed.source.name_of(constructed.node) not in ("", layer.type)
+        ):
             yield from ((layer.type, each) for each in self.mentions(layer))
         file = "" if layer is None or path == self._root else os.path.abspath(layer.file)
         for source in self._sources:
@@ -686,8 +690,8 @@ class _Search:
                 for node in ast.walk(source.tree):
                     if isinstance(node, (ast.Attribute, ast.Name)) and id(node) not in called:
                         self._mentions.setdefault(key_of(node), []).append(_Found(source, node))
-        found = self._mentions.get(layer.type, []) if layer.package in _FRAMEWORKS else []
-        return found if len(found) == 1 else []
+        sites = self._mentions.get(layer.type, []) if layer.package in _FRAMEWORKS else []
+        return sites if len(sites) == 1 else []
 
     def _written_in_parent(self, path: str) -> _Found | None:
         above, _, name = path.rpartition(".")

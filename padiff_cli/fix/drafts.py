@@ -164,10 +164,10 @@ def called_function(call: ast.Call) -> str:
 
 def same_names(names: Iterable[tuple[str, str]]) -> dict[str, str]:
     """Return the candidate's name of each name of the reference, as far as it has one."""
-    found: dict[str, set[str]] = {}
+    names_by_name: dict[str, set[str]] = {}
     for reference, candidate in names:
-        found.setdefault(reference, set()).add(candidate)
-    return {reference: next(iter(partners)) for reference, partners in found.items() if len(partners) == 1}
+        names_by_name.setdefault(reference, set()).add(candidate)
+    return {reference: next(iter(partners)) for reference, partners in names_by_name.items() if len(partners) == 1}
 
 
 def _words(change: Change, source: Source) -> str:

@@ -79,12 +79,12 @@ def answering(
     if arguments:
         related = [each for name in arguments for each in _about(name, known)]
         setting = [[each for each in known if _sets(each, *argument)] for argument in arguments.items()]
-        agreeing = [each for each in setting[0] if all(each in some for some in setting)]
+        agreeing = [each for each in setting[0] if all(each in explained for explained in setting)]
         if len(arguments) > 1 and not all(_about(name, known) for name in arguments):
             return []  # what the other argument does is not known
         if not agreeing and all(setting):
             # Several causes, with an argument each.
-            agreeing = list({id(each): each for some in setting for each in some[:1]}.values())
+            agreeing = list({id(each): each for explained in setting for each in explained[:1]}.values())
         if not related and not any(name in names for names in ARGUMENT_NAMES for name in arguments):
             agreeing = _with_numbers(numbers, known)
     else:
@@ -141,9 +141,11 @@ def schedule_of(edit: str, rates: Mapping[int, Both[float]]) -> tuple[str, float
             ("cosine", last * (1 - weights) + first * weights,
              np.pi * steps / np.arccos(2 * (candidate - last) / (first - last) - 1)),
         ]  # fmt: skip
-        for form, rule, own in found:
-            if np.allclose(rule, reference, rtol=1e-6, atol=0) and np.allclose(own, own[0], rtol=1e-4, atol=0):
-                return form, float(f"{own[0]:.6g}")
+        for form, rule, of_candidate in found:
+            if np.allclose(rule, reference, rtol=1e-6, atol=0) and np.allclose(
+                of_candidate, of_candidate[0], rtol=1e-4, atol=0
+            ):
+                return form, float(f"{of_candidate[0]:.6g}")
     return None
 
 

@@ -121,7 +121,7 @@ class _Compared:
         for key, value in open_run(self.paths.candidate).info.settings.items():
             if key.startswith("optimizer.") and isinstance(value, (int, float)):
                 values.setdefault(key.rpartition(".")[2], set()).add(float(value))
-        return {name: next(iter(some)) for name, some in values.items() if len(some) == 1}
+        return {name: next(iter(answers)) for name, answers in values.items() if len(answers) == 1}
 
     def of_schedule(self, edit: str) -> list[Explanation]:
         """Return what an edit of a schedule's number makes of the learning rates; nothing if it is another number."""
@@ -136,10 +136,12 @@ class _Compared:
         )
         if schedule is None or self.report.first_diff is None:
             return []
-        form, own = schedule
+        form, candidate_rates = schedule
         cause = self.report.first_diff.cause
         share = float(cause is not None and cause.kind == "learning_rate")
-        text = f"the learning rates follow one {form} schedule with this number, the candidate's with {own:g}"
+        text = (
+            f"the learning rates follow one {form} schedule with this number, the candidate's with {candidate_rates:g}"
+        )
         text = text if share else f"another difference, and not the first one: {text}"
         return [Explanation("learning_rate", text, "", share, None, False, declared=True)]
 

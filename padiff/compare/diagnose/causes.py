@@ -570,12 +570,12 @@ def _axis_of_batch(layers: LayerPair | None, place: Place, framework: str) -> Ca
     if len(reference) != 3 or swapped is (reference == candidate) or swapped is (first.reference != first.candidate):
         return None
     axes, paths = Both("sequence", "batch"), layers.map(lambda layer: layer.path)
-    taken, other = axes.swapped() if first.candidate else axes
+    first_axis, second_axis = axes.swapped() if first.candidate else axes
     name, partner = paths.candidate, paths.reference
     if swapped:
-        text = f"`{name}` takes the {taken} first, and gets the {other} first: {candidate} for {reference}"
+        text = f"`{name}` takes the {first_axis} first, and gets the {second_axis} first: {candidate} for {reference}"
     else:
-        text = f"`{name}` takes the {taken} first, `{partner}` the {other}: both get {candidate}"
+        text = f"`{name}` takes the {first_axis} first, `{partner}` the {second_axis}: both get {candidate}"
     return Cause("layer_setting", text, fix=layer_fix(framework, layers.candidate, "batch_first", not first.candidate))
 
 

@@ -780,9 +780,9 @@ def _activation(how: Mapping[str, Any]) -> str:
     return str(how["function"]) if number is None else f"{how['function']} of {what} {number:.6g}"
 
 
-def _activations(sheet: FormulaView, candidate: FormulaView, k: int, other: int) -> Both[str] | None:
+def _activations(sheet: FormulaView, candidate: FormulaView, k: int, partner: int) -> Both[str] | None:
     """Return the names of two activations; `None` if one of the nodes is none."""
-    nodes = Both(sheet.nodes[k], candidate.nodes[other])
+    nodes = Both(sheet.nodes[k], candidate.nodes[partner])
     return nodes.map(lambda node: _activation(node.how)) if {node.operation for node in nodes} == {"act"} else None
 
 

@@ -383,7 +383,7 @@ def _departing(scene: DiffContext) -> tuple[str, bool]:
     ratio = getattr(factors, side)
     others = [n for n in scene.numbers if abs(n - scene.number) == 1]
     again = [getattr(made_of(scene, number), side) for number in others]
-    if again and all(other is not None and abs(other - ratio) <= AT_MOST * abs(ratio) for other in again):
+    if again and all(partner is not None and abs(partner - ratio) <= AT_MOST * abs(ratio) for partner in again):
         return f": the {side} multiplies what its backward gave by {ratio:.5g} before its optimizer steps", True
     return f"; the {side}'s are {ratio:.5g} times what its backward gave, the other side's are what it gave", False
 

@@ -126,9 +126,9 @@ def interval_cause(scene: DiffContext) -> Cause | None:
     side, partner = SIDES if times[apart[0]].reference < times[apart[0]].candidate else SIDES.swapped()
     often, fewer = (_often(getattr(times[apart[0]], each)) for each in (partner, side))
     text = f"the {partner}'s optimizer stepped {often} in this step, the {side}'s {fewer}"
-    held = scene.runs.map(lambda run: _holders(run.info))
+    optimizer_names = scene.runs.map(lambda run: _holders(run.info))
     for k in apart:
-        holders = keys[k].zip(held).map(lambda each: each[1][each[0]])
+        holders = keys[k].zip(optimizer_names).map(lambda each: each[1][each[0]])
         if holders.reference != holders.candidate and all(holders):
             name = "/".join(keys[k].candidate)
             text = (
@@ -347,16 +347,16 @@ def _without_backward(scene: DiffContext) -> Iterator[Cause]:
     graphs = steps.zip(scene.runs).map(lambda side: Graph(side[0].trace, side[1].info.layers))
     ends = graphs.map(lambda graph: [*graph.noted.get("backward", ())])
     side, partner = SIDES if len(ends.reference) < len(ends.candidate) else SIDES.swapped()
-    graph, rest = getattr(graphs, partner), [getattr(graphs, side).scalar(end) for end in getattr(ends, side)]
+    graph, remaining = getattr(graphs, partner), [getattr(graphs, side).scalar(end) for end in getattr(ends, side)]
     alone = []
     for end in getattr(ends, partner):
         value = graph.scalar(end)
-        match = next((k for k, one in enumerate(rest) if abs(one - value) <= _SAME_LOSS * abs(value)), None)
+        match = next((k for k, loss in enumerate(remaining) if abs(loss - value) <= _SAME_LOSS * abs(value)), None)
         if match is None:
             alone.append(end)
         else:
-            del rest[match]
-    if rest or not alone or not getattr(ends, side):
+            del remaining[match]
+    if remaining or not alone or not getattr(ends, side):
         return
     makers = [graph.producers.get(end) for end in alone]
     line = next((call.line for call in makers if call is not None), None)
