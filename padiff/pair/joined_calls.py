@@ -9,13 +9,29 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from padiff.records import BROADCAST, LOOP, PARAMETER_STAGES, RESHAPED, ROOT, SAME, Both, Layout, Record, Step
+from padiff.pair.parameters import Sum
+from padiff.records import (
+    BROADCAST,
+    LOOP,
+    PARAMETER_STAGES,
+    RESHAPED,
+    ROOT,
+    SAME,
+    Both,
+    Layout,
+    Record,
+    Step,
+    is_functional,
+)
 from padiff.records.sources import Shape, TensorSource
 
 # Largest relative error of inputs that are the same, and of the norms of sketched ones, which are estimates.
 _AGREES, _SKETCHED = 1e-6, 1e-3
 # Largest relative error of outputs that are computed from the same data; those of other data are about 1.4 apart.
 _SAME_DATA = 0.5
+
+# Most calls of a layer that are compared with each other.
+_MOST_CALLS = 64
 
 #: Inputs of a loop's calls, by path of the layer and number of the call.
 _Inputs = dict[str, dict[int, list[Record]]]
@@ -94,10 +110,13 @@ def joined_calls(steps: Both[Step], pairs: Sequence[tuple[str, str]]) -> JoinedC
         PadiffError: the values of inputs cannot be read.
     """
     rest: Both[list[Record]] = Both([], [])
-    inputs = steps.map(_inputs)
-    outputs = steps.zip(inputs).map(lambda side: _outputs(side[0], side[1]))
     joined: set[str] = set()
     one_loss = backwards_agree(steps)
+    if one_loss:
+        for paths in pairs:
+            steps = _with_repeats_merged(steps, paths, rest, joined)
+    inputs = steps.map(_inputs)
+    outputs = steps.zip(inputs).map(lambda side: _outputs(side[0], side[1]))
     for paths in pairs:
         calls = Both(*(side.get(path, {}) for side, path in zip(inputs, paths)))
         agrees = _AGREES
@@ -125,6 +144,74 @@ def joined_calls(steps: Both[Step], pairs: Sequence[tuple[str, str]]) -> JoinedC
         lambda step: replace(step, records=[r for r in step.records if (r.layer, r.slot) != (LOOP, "loss")])
     )
     return JoinedCalls(steps, rest, frozenset(joined), True)
+
+
+def _with_repeats_merged(
+    steps: Both[Step], paths: tuple[str, str], rest: Both[list[Record]], merged: set[str]
+) -> Both[Step]:
+    """Merge calls of a layer by which a loop computes the same again, where the loops make other numbers of calls.
+
+    An actor and a critic that share layers are called one after the other, or at once. The gradients of such calls add
+    up. Calls that only one loop makes are left alone if no gradient comes to them.
+    """
+    calls = Both(*(_layer_outputs(step, path) for step, path in zip(steps, paths)))
+    if not all(0 < len(side) <= _MOST_CALLS for side in calls):
+        return steps
+    reference, candidate = calls.map(_repeats)
+    numbers: Both[dict[int, int]] = Both({}, {})
+    for first, repeats in reference.items():
+        partner = next((k for k in candidate if _same_outputs(calls.reference[first], calls.candidate[k])), None)
+        if partner is not None:
+            numbers.reference.update(dict.fromkeys(repeats, first))
+            numbers.candidate.update(dict.fromkeys(candidate.pop(partner), first))
+    records = steps.zip(Both(*paths)).map(lambda side: [r for r in side[0].records if r.layer == side[1]])
+    learning = records.map(lambda side: {r.call for r in side if r.stage == "backward"})
+    if not numbers.reference or not all(side <= known.keys() for side, known in zip(learning, numbers)):
+        return steps
+    if any(r.source.sketched and r.stage == "backward" for side in records for r in side):
+        return steps  # sketches do not add up
+    merged |= {*paths}
+    return Both(*(_merged(step, path, known, alone) for step, path, known, alone in zip(steps, paths, numbers, rest)))
+
+
+def _merged(step: Step, path: str, numbers: dict[int, int], rest: list[Record]) -> Step:
+    """Return a step with calls of a layer merged and renumbered; what is left of them goes to ``rest``."""
+    kept: list[Record] = []
+    groups: dict[tuple[str, str, int], list[Record]] = defaultdict(list)
+    for record in step.records:
+        if record.layer != path or record.stage in PARAMETER_STAGES or is_functional(record.slot):
+            kept.append(record)
+        elif record.call in numbers:
+            groups[record.stage, record.slot, numbers[record.call]].append(record)
+        else:
+            rest.append(record)
+    for (stage, _, number), records in groups.items():
+        adds = stage == "backward" and len(records) > 1
+        source = Sum(tuple(record.source for record in records)) if adds else records[0].source
+        kept.append(replace(records[0], call=number, source=source))
+        rest += [] if adds else records[1:]
+    return replace(step, records=kept)
+
+
+def _repeats(calls: dict[int, list[Record]]) -> dict[int, list[int]]:
+    """Return the calls that give the same outputs, by the first of them."""
+    groups: dict[int, list[int]] = {}
+    for call, outputs in calls.items():
+        first = next((k for k in groups if _same_outputs(calls[k], outputs)), call)
+        groups.setdefault(first, []).append(call)
+    return groups
+
+
+def _layer_outputs(step: Step, path: str) -> dict[int, list[Record]]:
+    outputs: dict[int, list[Record]] = defaultdict(list)
+    for record in step.records:
+        if record.layer == path and record.stage == "forward" and not is_functional(record.slot):
+            outputs[record.call].append(record)
+    return outputs
+
+
+def _same_outputs(first: list[Record], second: list[Record]) -> bool:
+    return len(first) == len(second) and all(map(inputs_agree, first, second))
 
 
 def _parts(many: list[list[Record]], few: list[list[Record]], agrees: float) -> tuple[int, list[range]]:

@@ -46,7 +46,7 @@ _INTEGERS = ("int", "uint", "bool")
 _PREDICTIONS = _TELLING[2:]
 _SEQUENCE_FIRST = Layout(((1, 0, 2),))
 # Labels have the same meaning for all loss functions.
-_LABELS = "labels"
+_LABELS = ("labels", "target")
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,11 +69,13 @@ def pair_losses(records: Both[Sequence[Record]]) -> list[RecordPair]:
             pairs += _pair_roles(reference, candidate)
         for unmatched, side, matched_calls in zip(waiting, same, zip(*matched) if matched else ((), ())):
             unmatched += [call for call in side if all(call is not call_matched for call_matched in matched_calls)]
-    labels = waiting.map(lambda side: [call for call in side if _LABELS in call.roles])
-    if len(labels.reference) == len(labels.candidate) == 1:
+    for label in _LABELS:
+        labels = waiting.map(lambda side, label=label: [call for call in side if label in call.roles])  # type: ignore[misc]
+        if len(labels.reference) != len(labels.candidate) or len(labels.reference) != 1:
+            continue
         # One function may take logits, the other log-probabilities: the labels are the same quantity.
         (reference,), (candidate,) = labels
-        pairs += _pair_roles(reference, candidate, only=_LABELS)
+        pairs += _pair_roles(reference, candidate, only=label)
         waiting = waiting.zip(labels).map(lambda side: [call for call in side[0] if call is not side[1][0]])
     return pairs + alone(waiting.map(lambda side: [record for call in side for record in call.roles.values()]))
 

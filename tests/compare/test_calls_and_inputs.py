@@ -136,3 +136,83 @@ def test_a_state_that_is_handed_on_matches(framework, tmp_path):
         _recurrent("torch", tmp_path / "reference"), _recurrent(framework, tmp_path / "candidate")
     )
     assert report.passed, report.first_diff.message
+
+
+class Apart(torch.nn.Module):
+    """An actor and a critic with a shared layer; the loop calls each by a method."""
+
+    def __init__(self):
+        super().__init__()
+        self.shared, self.actor, self.critic = torch.nn.Linear(4, 8), torch.nn.Linear(8, 2), torch.nn.Linear(8, 1)
+
+    def policy(self, x):
+        return torch.softmax(self.actor(torch.relu(self.shared(x))), -1)
+
+    def value(self, x):
+        return self.critic(torch.relu(self.shared(x)))
+
+
+class AtOnce(paddle.nn.Layer):
+    def __init__(self):
+        super().__init__()
+        self.body = paddle.nn.Sequential(paddle.nn.Linear(4, 8), paddle.nn.ReLU())
+        self.pi, self.v = paddle.nn.Linear(8, 2), paddle.nn.Linear(8, 1)
+
+    def forward(self, x):
+        hidden = self.body(x)
+        return self.pi(hidden), self.v(hidden)
+
+
+def _acting_and_learning(folder, discount=0.9, weight=1.0):
+    """Three steps: act one state at a time, then learn from all of them."""
+    states = np.random.default_rng(1).normal(size=(3, 6, 4)).astype("float32")
+    if folder.name == "reference":
+        torch.manual_seed(0)
+        net = Apart()
+        optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    else:
+        net = AtOnce()
+        padiff.start_from(folder.parent / "reference", net)
+        optimizer = paddle.optimizer.SGD(0.1, parameters=net.parameters())
+    with padiff.record(net, folder, optimizer=optimizer) as rec:
+        for batch in states:
+            if folder.name == "reference":
+                for state in batch:
+                    net.policy(torch.tensor(state))
+                now, after = torch.tensor(batch[:-1]), torch.tensor(batch[1:])
+                target = 1 + 0.9 * net.value(after)
+                advantage = (target - net.value(now)).detach()
+                gain = (net.policy(now)[:, :1].log() * advantage).mean()
+                loss = torch.nn.functional.smooth_l1_loss(net.value(now), target.detach()) - gain
+            else:
+                with paddle.no_grad():
+                    for state in batch:
+                        net(paddle.to_tensor(state))
+                    target = 1 + discount * net(paddle.to_tensor(batch[1:]))[1]
+                scores, value = net(paddle.to_tensor(batch[:-1]))
+                advantage = (target - value).detach()
+                gain = (paddle.nn.functional.log_softmax(scores)[:, :1] * advantage).mean()
+                loss = weight * paddle.nn.functional.smooth_l1_loss(value, target) - gain
+            loss.backward()
+            optimizer.step()
+            net.zero_grad() if folder.name == "reference" else optimizer.clear_grad()
+            rec.try_dump()
+    return folder
+
+
+def test_calls_that_repeat_a_computation_are_one_call_of_the_other_loop(tmp_path):
+    reference = _acting_and_learning(tmp_path / "reference")
+    report = padiff.compare_runs(reference, _acting_and_learning(tmp_path / "candidate"))
+    assert report.passed, report.first_diff
+    compared = {(diff.pair.anchor.layer, diff.pair.stage) for diff in report.diffs if diff.compared}
+    assert {(layer, stage) for layer in ("shared", "actor", "critic") for stage in ("forward", "backward")} <= compared
+
+
+@pytest.mark.parametrize(
+    ("faults", "stage", "slot"), [({"discount": 0.8}, "loss", "target"), ({"weight": 2.0}, "loss", "loss")]
+)
+def test_a_fault_beside_repeated_calls_is_placed(faults, stage, slot, tmp_path):
+    reference = _acting_and_learning(tmp_path / "reference")
+    first = padiff.compare_runs(reference, _acting_and_learning(tmp_path / "candidate", **faults)).first_diff
+    assert (first.step, first.stage) == (0, stage) and slot in first.slot
+    assert first.cause is None or not (first.cause.proven and "micro-batch" in first.cause.sentence)

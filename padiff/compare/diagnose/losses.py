@@ -346,7 +346,11 @@ def output_cause(scene: DiffContext, calls: Both[LossCall] | None) -> Cause | No
     differing = _differing(calls)
     if "function" in differing:
         # Two functions may give the same, as of logits and of their logarithms: what comes after them differs.
-        return _after(scene.diff) if is_near(candidate.output, reference.output) else _other_function(calls)
+        if is_near(candidate.output, reference.output):
+            return _after(scene.diff)
+        if is_near(candidate.computed(settings=reference.settings), candidate.output):
+            return None  # both functions give the same of these inputs
+        return _other_function(calls)
     if not any(_agrees(d) for d in compared):
         return None
     ignoring = _ignored_rows(calls)
@@ -539,7 +543,8 @@ def _with_targets(scene: DiffContext, cause: Cause) -> Cause:
         return replace(cause, sentence=f"{cause.sentence}; {text}")
     paths = Both(*({getattr(pair, side).path for pair in scene.alignment.pairs} for side in SIDES))
     calls = steps.zip(paths).map(lambda side: _without_gradients(*side))
-    if calls.reference == calls.candidate:
+    before = scene.before.zip(paths).map(lambda side: _without_gradients(*side)) if scene.before else Both(0, 0)
+    if calls.reference == calls.candidate or before.reference != before.candidate:
         return cause
     counts = calls.map(lambda count: f"{count} time{'s' * (count != 1)}")
     text = (

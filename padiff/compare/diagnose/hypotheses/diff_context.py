@@ -111,6 +111,12 @@ class DiffContext:
                 by_stage.setdefault(pair.stage, {})[place_of(pair)] = pair
         return by_stage
 
+    @property
+    def before(self) -> Both[Step] | None:
+        """Return the step before, which agreed; `None` if there is none, or it can't be read."""
+        earlier = [number for number in self.numbers if number < self.number]
+        return self.sides(max(earlier)) if earlier else None
+
     def rates(self, number: int) -> Both[list[float]]:
         """Return the learning rate of each parameter group in a step; empty lists if the step can't be read."""
         sides = self.sides(number)
