@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import difflib
 import json
 import math
@@ -794,8 +795,8 @@ def _is_scheduled(cause: Cause, lines: Both[CodeLine | None], models: Models | N
 
 
 def _with_argument(line: CodeLine, fix: str) -> str:
-    """Return a line of code with the argument that a fix such as ``LayerNorm(..., eps=1e-05)`` names; empty if another
-    part of the line is marked.
+    """Return a line of code with the argument that a fix such as ``LayerNorm(..., eps=1e-05)`` names, or the argument
+    alone if the line is a part of a call; empty if another part of the line is marked.
     """
     call = re.fullmatch(r"[\w.()]+\(\.\.\., (\w+)=([^(),]+)\)(?:  #.*)?", fix)
     if call is None or line.span is None:
@@ -806,7 +807,21 @@ def _with_argument(line: CodeLine, fix: str) -> str:
     if given is not None and "(" in given[2]:  # a tensor is made of the list
         lists = re.findall(r"\[[^\[\]]*\]", given[2])
         value = given[2].replace(lists[0], value) if len(lists) == 1 and value.startswith("[") else ""
-    return f"{line.code[:start]}{given[1]}{value}{line.code[end:]}" if given is not None and value else ""
+    if given is None or not value:
+        return ""
+    argument = f"{given[1]}{value}"
+    return f"{line.code[:start]}{argument}{line.code[end:]}" if _is_whole(line.code) else argument
+
+
+def _is_whole(code: str) -> bool:
+    """Return True if a line of code is no part of another one, such as arguments of a call."""
+    try:
+        (statement,) = ast.parse(code.strip()).body
+    except (SyntaxError, ValueError):
+        return False
+    return not (
+        isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Tuple) and len(statement.value.elts) > 1
+    )
 
 
 def _with_number(line: CodeLine, cause: Cause) -> str:

@@ -345,7 +345,7 @@ with padiff.record(net, "RUN", optimizer=opt) as rec:
     [
         ("(d // self.heads)", "(d)", "math.sqrt(d // self.heads)"),
         ("momentum=0.9", "momentum=0.8", "momentum=0.9,"),
-        ("L2Decay(0.1)", "L2Decay(0.3)", "weight_decay=0.1"),
+        ("L2Decay(0.1)", "L2Decay(0.3)", "weight_decay=paddle.regularizer.L2Decay(0.1)"),
     ],
 )
 def test_the_line_of_a_fault_in_a_port_is_shown_with_the_references_part(found, before, after, fix):

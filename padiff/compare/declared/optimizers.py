@@ -303,7 +303,8 @@ def _fix(
         if excluding:
             return excluding
     rest = [site for each in pairs for site in each.sites.candidate if site not in sites]
-    rest = rest if pair.candidate.is_single else []
+    # Another class may have a weight decay of its own for the rest.
+    rest = rest if pair.candidate.is_single and pair.candidate.rule == difference.rule else []
     return optimizer_fix(framework, difference.rule, difference.names, values, parameters, difference.base_rate, rest)
 
 
@@ -320,10 +321,13 @@ def _excluding_fix(pairs: Sequence[GroupPair]) -> str:
     for pair, decay in zip(pairs, decays):
         (sites.candidate if decay.reference else sites.reference).extend(pair.sites.candidate)
     if not sites.reference:
-        return "paddle.optimizer.AdamW(..., apply_decay_param_fun=None)"
+        return "paddle.optimizer.AdamW(..., apply_decay_param_fun=None)" if all(map(all, decays)) else ""
     test = parameter_test(*sites)
     names = f"p.name for n, p in candidate_model.named_parameters() if {test}"
-    return f"paddle.optimizer.AdamW(..., apply_decay_param_fun=lambda name: name not in {{{names}}})" if test else ""
+    has_it = all(decay.candidate for decay in decays if decay.reference)
+    number = "" if has_it else f"weight_decay={number_text(numbers.pop())}, "
+    call = f"..., {number}apply_decay_param_fun=lambda name: name not in {{{names}}}"
+    return f"paddle.optimizer.AdamW({call})" if test else ""
 
 
 def _has_own(group: Group, argument: str) -> bool:

@@ -543,8 +543,7 @@ def _with_targets(scene: DiffContext, cause: Cause) -> Cause:
         return replace(cause, sentence=f"{cause.sentence}; {text}")
     paths = Both(*({getattr(pair, side).path for pair in scene.alignment.pairs} for side in SIDES))
     calls = steps.zip(paths).map(lambda side: _without_gradients(*side))
-    before = scene.before.zip(paths).map(lambda side: _without_gradients(*side)) if scene.before else Both(0, 0)
-    if calls.reference == calls.candidate or before.reference != before.candidate:
+    if calls.reference == calls.candidate:
         return cause
     counts = calls.map(lambda count: f"{count} time{'s' * (count != 1)}")
     text = (

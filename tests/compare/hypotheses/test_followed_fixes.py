@@ -59,19 +59,17 @@ def _layers(net, **first):
 def _followed(fix: str, settings: dict, framework):
     """The candidate's optimizer, with the class and the arguments of the fix in the place of its own."""
     head, text = re.fullmatch(r"(?:torch\.optim|paddle\.optimizer)\.(\w+)\((.*)\)", fix).groups()
-    grouped = re.search(r'\[\{"params": (\[.*?\]), "(\w+)": ([\d.e+-]+)\}, \.\.\.\](?:, (.*))?', text)
 
     def make(module, net):
         optimizers = torch.optim if module is torch else paddle.optimizer
-        arguments = {key: value for key, value in settings.items() if key != "class"}
-        parameters = net.parameters()
-        if grouped:
+        names = {"call": lambda *given, **arguments: (given, arguments), "candidate_model": net}
+        given, new = eval(f"call({text})", names)
+        arguments = {**{key: value for key, value in settings.items() if key != "class"}, **new}
+        parameters = arguments.pop("parameters", next((each for each in given if each is not ...), net.parameters()))
+        if parameters and isinstance(parameters, list) and parameters[-1] is ...:
             named = dict(net.named_parameters())
-            chosen = [named.pop(name) for name in eval(grouped[1])]
-            parameters = [{"params": chosen, grouped[2]: float(grouped[3])}, {"params": list(named.values())}]
-            arguments |= eval(f"dict({grouped[4] or ''})")
-        else:
-            arguments |= eval(f"dict({text.removeprefix('...').removeprefix(', ')})")
+            groups = [{**each, "params": [named.pop(name) for name in each["params"]]} for each in parameters[:-1]]
+            parameters = [*groups, {"params": list(named.values())}]
         cls = getattr(optimizers, head)
         return cls(parameters, **arguments) if module is torch else cls(parameters=parameters, **arguments)
 

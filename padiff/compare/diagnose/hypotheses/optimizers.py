@@ -302,13 +302,14 @@ def _hypothesis(
     rest = _rest(tracks, parameters, wrong, change) or _spoilt(tracks, parameters, wrong, change)
     scope = scope_text([parameter.track for parameter in wrong], rest)
     sites = {_site(scene, tracks, parameter) for parameter in wrong}
-    # What the runs declare about a weight decay says where it is set, too.
+    # What the runs declare about a weight decay says where it is set, too, unless it takes another class.
+    kept = f"{_declared_rule(scene, wrong[0])}("
     declared = next(
         (
             each
             for each in scene.declared
             if each.name == "weight_decay" and each.parameters.candidate and sites <= {*each.parameters.candidate}
-            if {*change.settings} <= {"weight_decay", "decoupled"}
+            if {*change.settings} <= {"weight_decay", "decoupled"} and (kept in each.fix or "Attr(" in each.fix)
         ),
         None,
     )
