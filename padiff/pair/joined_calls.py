@@ -112,7 +112,7 @@ def joined_calls(steps: Both[Step], pairs: Sequence[tuple[str, str]]) -> JoinedC
     rest: Both[list[Record]] = Both([], [])
     joined: set[str] = set()
     one_loss = backwards_agree(steps)
-    if one_loss:
+    if one_loss and not any(step.evaluations for step in steps):  # a call may be left out, as it is in evaluation mode
         for paths in pairs:
             steps = _with_repeats_merged(steps, paths, rest, joined)
     inputs = steps.map(_inputs)

@@ -74,5 +74,5 @@ def test_the_tutorial_goes_from_two_scripts_to_a_match(tmp_path, monkeypatch, ca
     assert sentences[1].startswith(
         "DIFFER step 1, weight: 1.running_mean cause the candidate's running statistics take 0.9"
     )
-    assert "paddle.nn.BatchNorm2D(..., momentum=0.9)" in sentences[1]
+    assert "nn.BatchNorm2D(..., momentum=0.9)" in sentences[1]
     assert sentences[2].startswith("MATCH 1,140 tensors in 30 steps")

@@ -326,8 +326,12 @@ def _excluding_fix(pairs: Sequence[GroupPair]) -> str:
     names = f"p.name for n, p in candidate_model.named_parameters() if {test}"
     has_it = all(decay.candidate for decay in decays if decay.reference)
     number = "" if has_it else f"weight_decay={number_text(numbers.pop())}, "
-    call = f"..., {number}apply_decay_param_fun=lambda name: name not in {{{names}}}"
-    return f"paddle.optimizer.AdamW({call})" if test else ""
+    excluded = f"{{{names}}}"
+    return (
+        f"paddle.optimizer.AdamW(..., {number}apply_decay_param_fun=lambda name: name not in {excluded})"
+        if test
+        else ""
+    )
 
 
 def _has_own(group: Group, argument: str) -> bool:
