@@ -229,7 +229,6 @@ def test_fixes_have_names_of_the_catalog_only(framework, evil):
         optimizer_fix("paddle", "SGD", ["lr"], {"lr": evil}, [evil], base_rate=0.1),
         clip_fix(framework, "SGD", evil, 1.0),
         layer_fix(framework, Layer("x", evil, evil.lower()), "eps", 1e-5),
-        layer_fix(framework, Layer("x", "LINEAR", "linear"), "eps", 1e-5),
         layer_fix(framework, Layer("x", "LayerNorm", "layernorm"), evil, 1e-5),
         checked_fix(framework, f"{framework}.nn.functional.{evil}"),
         checked_fix(framework, f"{framework}.load('x')"),
@@ -241,6 +240,7 @@ def test_fixes_have_names_of_the_catalog_only(framework, evil):
         optimizer_fix(framework, "SGD", ["lr"], {"lr": float("inf")}),
         clip_fix(framework, "SGD", "global_norm", evil),
         layer_fix(framework, Layer("x", "LayerNorm", "layernorm"), "eps", evil),
+        layer_fix(framework, Layer("x", evil, "linear"), "eps", 1e-5),  # a class of the user's
     ):
         assert line and not words(line) & {"system", "__import__", "os"}
     assert ast.literal_eval(number_text(evil)) == evil and variable(evil) == "x"
