@@ -11,11 +11,11 @@ from padiff.errors import UsageError
 from padiff.frameworks.base import Framework
 from padiff.model.tree import LiveModel
 from padiff.recorder.layers import claimed
-from padiff.records import OptimizerState, ParameterState, Step
+from padiff.records import ROOT, OptimizerState, ParameterState, Step
 from padiff.records.recorded import recorded_batches
 from padiff.records.traces import MASTER_WEIGHT, STEPS, Pack, unkept, with_leaves
 from padiff.system.terminal import first_few, say
-from padiff.weights.assign import Carried, Inputs, Recorded, carry_over, run_once, weak_pairs
+from padiff.weights.assign import AGREES, Carried, Inputs, Recorded, carry_over, run_once, weak_pairs
 from padiff.weights.carried_state import SHORT, StateCarrier
 from padiff.weights.stored import Stored, open_stored
 
@@ -297,7 +297,12 @@ def _outputs_text(stored: Stored, carried: Carried) -> str:
         return "outputs agree with the recorded ones"
     if stored.draws(carried.alignment.layers.candidate):
         return ""
-    return f"outputs differ from the recorded ones: record a step and look with `padiff compare {stored.label} RUN`"
+    inner = [output for output in carried.proof.outputs if output.path != ROOT]
+    look = f"record a step and look with `padiff compare {stored.label} RUN`"
+    if inner and all(output.error <= AGREES for output in inner):
+        layers = _count(len({output.path for output in inner}), "layer")
+        return f"outputs of {layers} agree with the recorded ones, what the model makes of them differs: {look}"
+    return f"outputs differ from the recorded ones: {look}"
 
 
 def _state_text(state: OptimizerState) -> str:

@@ -531,3 +531,15 @@ def test_generators_of_the_programs_own_go_on_as_without_it(tmp_path):
     expected = [np.random.RandomState(3).rand(), np.random.default_rng(5).random(), random.Random(7).random()]
     padiff.start_from(tmp_path / "run", model)
     assert [OWN.rand(), model.own.random(), model.plain.random()] == expected
+
+
+def test_a_model_that_ends_with_another_function_is_no_other_model(tmp_path, capsys):
+    reference = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 2), torch.nn.Sigmoid())
+    with padiff.record(reference, tmp_path / "run") as rec:
+        reference(torch.ones(4, 3))
+        rec.end_step()
+    padiff.start_from(tmp_path / "run", paddle.nn.Sequential(*map(paddle.nn.Linear, (3, 4), (4, 2))))
+    assert "outputs differ" in capsys.readouterr().err  # without the tanh
+    layers = paddle.nn.Linear(3, 4), paddle.nn.Tanh(), paddle.nn.Linear(4, 2)
+    padiff.start_from(tmp_path / "run", paddle.nn.Sequential(*layers))
+    assert "outputs of 3 layers agree with the recorded ones, what the model makes of them" in capsys.readouterr().err
