@@ -10,7 +10,7 @@ from typing import Any
 from padiff.errors import UsageError
 from padiff.frameworks.base import Framework
 from padiff.model.tree import LiveModel
-from padiff.recorder.layers import claimed
+from padiff.recorder.layers import claimed, group
 from padiff.records import ROOT, OptimizerState, ParameterState, Step
 from padiff.records.recorded import recorded_batches
 from padiff.records.traces import MASTER_WEIGHT, STEPS, Pack, unkept, with_leaves
@@ -95,7 +95,8 @@ def start_from(
     Args:
         source: a run folder; or a file or folder of safetensors, as Hugging Face's libraries save models
             (``model.safetensors``, or several with ``model.safetensors.index.json``).
-        model: a torch Module or a paddle Layer. The model is changed in place; dtypes and devices stay.
+        model: a torch Module or a paddle Layer, or several by name, as `record` takes them. The model is changed in
+            place; dtypes and devices stay.
         step: number of the recorded step; the state before this step is restored. Default: the first recorded one.
         optimizer: the optimizer to set, or several: moments, step counts, and the learning rate of the next step. This
             state comes from the step's pack (``replay_every_n_steps``); before step 0 only the rate is known. A
@@ -114,6 +115,7 @@ def start_from(
         RunFolderError: the source can't be read.
         UsageError: some weights can't be copied, or the step has no weights or no optimizer state; nothing was changed.
     """
+    model = group(model) if isinstance(model, Mapping) else model
     stored = open_stored(source, step, framework, LiveModel.from_model(model).info)
     return start(stored, model, _listed(optimizer), layer_map, partial, prove=prove)
 

@@ -133,6 +133,8 @@ class LoopFinder(ModelFinder):
             super()._call(layer)
             if self._training is None:
                 self._begin_with_copy(layer, framework)
+            if self._training is None and getattr(layer, "training", False):
+                self._begin_without_gradients(layer, framework)
             if self._training is None and framework.hooks.learning():
                 self._begin_with_frozen(layer, framework)
             return
@@ -226,6 +228,15 @@ class LoopFinder(ModelFinder):
         # What trains has not been called: it has to be among the script's variables.
         if around and not self._select(around, frame)[1]:
             self._train(around, around)
+
+    def _begin_without_gradients(self, layer: Any, framework: Framework) -> None:
+        """Begin with a call of the model without gradients, inside of the loop that trains it: samples, a target."""
+        owned = _owned(layer)
+        fresh = [each for each in self._others_alive() if framework.optimizers.is_optimizer(each)]
+        around = stepping_around(sys._getframe(1), fresh)
+        trained = any(id(t) in owned for each in around for t in framework.optimizers.optimized(each))
+        if trained and not framework.hooks.learning():
+            self._train(around, around, layer)
 
     def _begin_with_frozen(self, layer: Any, framework: Framework) -> None:
         """Begin with the call of a network that does not train, where the optimizers hold tensors of no layer."""

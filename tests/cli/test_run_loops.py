@@ -859,3 +859,27 @@ def test_a_model_that_is_first_called_in_a_closure_is_recorded_from_its_first_st
         assert {"forward", "grad", "update"} <= {record.stage for record in step.records}
         rates = [float(record.value.item()) for record in step.records if record.slot.startswith("learning_rate")]
         assert rates == [pytest.approx(0.8)]
+
+
+@pytest.mark.parametrize(
+    ("framework", "make", "clear"),
+    [
+        ("torch", "torch.optim.SGD(net.parameters(), 0.1)", "zero_grad"),
+        ("paddle", "paddle.optimizer.SGD(0.1, net.parameters())", "clear_grad"),
+    ],
+)
+def test_a_first_call_without_gradients_belongs_to_the_first_step(framework, make, clear):
+    """The loop samples with its model, and then learns; a call before the loop is none of its steps."""
+    text = f"net = nn.Linear(3, 3)\noptimizer = {make}\nwith {framework}.no_grad():\n    net(randn(1, 3))\n"
+    text += f"for i in range(3):\n    with {framework}.no_grad():\n        target = net(randn(5, 3))\n"
+    text += "    loss = (net(randn(5, 3)) - target).square().mean()\n    loss.backward()\n    optimizer.step()\n"
+    Path("train.py").write_text(f"{HEAD[framework]}{text}    optimizer.{clear}()\n    show(loss)\n")
+    unchanged, recorded = call("train.py"), run("--dir", "auto", "train.py")
+    assert (recorded.returncode, recorded.stdout) == (0, unchanged.stdout), recorded.stderr
+    recorded_run = padiff.open_run("auto")
+    assert recorded_run.numbers() == [0, 1, 2]
+    for step in (recorded_run.steps(number)[0] for number in recorded_run.numbers()):
+        assert {record.call: record.shape for record in step.records if record.stage == "input"} == {
+            0: (5, 3),
+            1: (5, 3),
+        }

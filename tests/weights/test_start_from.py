@@ -543,3 +543,57 @@ def test_a_model_that_ends_with_another_function_is_no_other_model(tmp_path, cap
     layers = paddle.nn.Linear(3, 4), paddle.nn.Tanh(), paddle.nn.Linear(4, 2)
     padiff.start_from(tmp_path / "run", paddle.nn.Sequential(*layers))
     assert "outputs of 3 layers agree with the recorded ones, what the model makes of them" in capsys.readouterr().err
+
+
+def test_several_models_start_by_name_as_they_are_recorded(tmp_path):
+    torch.manual_seed(0)
+    models = {"G": torch.nn.Linear(3, 4), "D": torch.nn.Linear(4, 1)}
+    with padiff.record(models, tmp_path / "run") as rec:
+        models["D"](models["G"](torch.ones(2, 3)))
+        rec.end_step()
+    gen, critic = paddle.nn.Linear(3, 4), paddle.nn.Linear(4, 1)
+    assert padiff.start_from(tmp_path / "run", {"gen": gen, "critic": critic}).parameters == 4
+    for mine, theirs in ((gen, models["G"]), (critic, models["D"])):
+        np.testing.assert_array_equal(mine.weight.numpy(), theirs.weight.detach().numpy().T)
+
+
+class OwnTorch(torch.nn.Module):
+    """Weights of the model's own, stored as (inputs, outputs)."""
+
+    def __init__(self):
+        super().__init__()
+        shapes = {"W1": (5, 8), "b1": (8,), "W2": (8, 1), "b2": (1,)}
+        for name, shape in shapes.items():
+            self.register_parameter(name, torch.nn.Parameter(torch.randn(shape)))
+
+    def forward(self, x):
+        return torch.relu(x @ self.W1 + self.b1) @ self.W2 + self.b2
+
+
+class OwnPaddle(paddle.nn.Layer):
+    def __init__(self):
+        super().__init__()
+        for name, shape in {"w_in": [5, 8], "bias_in": [8], "w_out": [8, 1], "bias_out": [1]}.items():
+            self.add_parameter(name, self.create_parameter(shape))
+
+    def forward(self, x):
+        return (
+            paddle.matmul(paddle.nn.functional.relu(paddle.matmul(x, self.w_in) + self.bias_in), self.w_out)
+            + self.bias_out
+        )
+
+
+def test_a_matrix_of_the_models_own_is_stored_alike_where_its_shape_is_the_same(tmp_path):
+    torch.manual_seed(0)
+    reference = OwnTorch()
+    with padiff.record(reference, tmp_path / "run") as rec:
+        reference(torch.ones(2, 5))
+        rec.end_step()
+    net = OwnPaddle()
+    padiff.start_from(tmp_path / "run", net)
+    np.testing.assert_array_equal(net.w_in.numpy(), reference.W1.detach().numpy())
+    with padiff.record(net, tmp_path / "candidate") as rec:
+        net(paddle.ones([2, 5]))
+        rec.end_step()
+    report = padiff.compare_runs(tmp_path / "run", tmp_path / "candidate")
+    assert report.passed, report.first_diff

@@ -371,6 +371,11 @@ class _PairMaker:
     def _layouts(self, units: Both[Unit]) -> Both[str]:
         """Return the layouts of both matrices; unknown layouts of square matrices are ambiguities."""
         layouts = units.map(lambda unit: unit.layout)
+        weights = units.map(lambda unit: unit.parameters.get("weight"))
+        stored, recorded = (weights.map(lambda w, of=of: w and getattr(w, of)) for of in ("shape", "layout"))  # type: ignore[misc]
+        is_guess = layouts.reference != layouts.candidate and not all(recorded)
+        if is_guess and stored.reference == stored.candidate and len(set(stored.reference or ())) > 1:
+            return Both(_known(layouts.reference), _known(layouts.reference))  # one guess contradicts the shapes
         matrix = units.reference.matrix
         if "?" in layouts and matrix and matrix[0] == matrix[-1]:
             frameworks = [info.framework for info in self._infos]
