@@ -883,3 +883,37 @@ def test_a_first_call_without_gradients_belongs_to_the_first_step(framework, mak
             0: (5, 3),
             1: (5, 3),
         }
+
+
+def test_tensors_of_no_layer_are_compared_as_they_are_stored():
+    """No layer says how the matrices are stored, and a bias beside one says more than that beside the other."""
+    values = "import numpy as np\nR = np.random.RandomState(0)\n"
+    values += "a, b = (R.randn(*shape).astype('float32') for shape in ((5, 8), (8, 1)))\n"
+    loop = "for i in range(3):\n    loss = (relu(x @ {0} + {1}) @ {2} + {3}).square().mean()\n"
+    sides = {
+        "torch": (
+            "W1 b1 W2 b2",
+            "P = lambda v: nn.Parameter(torch.tensor(v))",
+            "torch.optim.SGD",
+            "zero_grad",
+            "F.relu",
+        ),
+        "paddle": (
+            "w_in bias_in w_out bias_out",
+            "P = lambda v: paddle.to_tensor(v, stop_gradient=False)",
+            "(lambda p, r: paddle.optimizer.SGD(r, p))",
+            "clear_grad",
+            "F.relu",
+        ),
+    }
+    for framework, (names, make, sgd, clear, relu) in sides.items():
+        tensors = names.split()
+        text = f"{HEAD[framework]}{values}{make}\nrelu = {relu}\nx = {framework}.ones([6, 5])\n"
+        text += f"{', '.join(tensors)} = P(a), P(np.zeros(8, 'float32')), P(b), P(np.zeros(1, 'float32'))\n"
+        text += f"optimizer = {sgd}([{', '.join(tensors)}], 0.1)\n"
+        text += loop.format(*tensors)
+        text += f"    loss.backward()\n    optimizer.step()\n    optimizer.{clear}()\n"
+        Path(f"{framework}_train.py").write_text(text)
+        assert run("--dir", framework, f"{framework}_train.py").returncode == 0
+    report = padiff.compare_runs("torch", "paddle")
+    assert report.passed, report.first_diff
