@@ -112,7 +112,7 @@ class DiffContext:
         return by_stage
 
     @property
-    def before(self) -> Both[Step] | None:
+    def step_before(self) -> Both[Step] | None:
         """Return the step before, which agreed; `None` if there is none, or it can't be read."""
         earlier = [number for number in self.numbers if number < self.number]
         return self.sides(max(earlier)) if earlier else None

@@ -278,7 +278,7 @@ def _calls(scene: DiffContext) -> Iterator[Cause]:
         return
     if not all(any(record.stage == "forward" for record in step.records) for step in sides):
         return  # one loop computes with the parameters, and calls no layer
-    if scene.before is not None and len(set(scene.before.map(lambda step: step.micro_batches))) > 1:
+    if scene.step_before is not None and len(set(scene.step_before.map(lambda step: step.micro_batches))) > 1:
         return  # so it was in the step before, which agreed
     backwards = sides.map(lambda step: sum(r.stage == "backward" for r in step.records))
     fewer, more = SIDES if counts.reference < counts.candidate else SIDES.swapped()
