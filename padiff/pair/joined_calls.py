@@ -6,6 +6,7 @@ import math
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -154,9 +155,10 @@ def _with_repeats_merged(
     An actor and a critic that share layers are called one after the other, or at once. The gradients of such calls add
     up. Calls that only one loop makes are left alone if no gradient comes to them.
     """
-    calls = Both(*(_layer_outputs(step, path) for step, path in zip(steps, paths)))
-    if not all(0 < len(side) <= _MOST_CALLS for side in calls):
+    outputs = Both(*(_layer_outputs(step, path) for step, path in zip(steps, paths)))
+    if not all(0 < len(side) <= _MOST_CALLS for side in outputs):
         return steps
+    calls = outputs.map(lambda side: {call: [_Output(r, _norm(r)) for r in records] for call, records in side.items()})
     reference, candidate = calls.map(_repeats)
     numbers: Both[dict[int, int]] = Both({}, {})
     for first, repeats in reference.items():
@@ -193,7 +195,25 @@ def _merged(step: Step, path: str, numbers: dict[int, int], rest: list[Record]) 
     return replace(step, records=kept)
 
 
-def _repeats(calls: dict[int, list[Record]]) -> dict[int, list[int]]:
+class _Output(NamedTuple):
+    """An output of a call, with its norm: most outputs are told apart by their norms."""
+
+    record: Record
+    norm: float
+
+    def agrees(self, other: _Output) -> bool:
+        near = abs(self.norm - other.norm) <= _SKETCHED * max(self.norm, other.norm)
+        return near and inputs_agree(self.record, other.record)
+
+
+def _norm(record: Record) -> float:
+    """Return the norm of a tensor; NaN if there is only a sketch of the tensor that contains it."""
+    if record.source.sketched:
+        return math.nan if record.source.sketch is None else record.source.sketch.l2
+    return float(np.linalg.norm(np.asarray(record.value, np.float64)))
+
+
+def _repeats(calls: dict[int, list[_Output]]) -> dict[int, list[int]]:
     """Return the calls that give the same outputs, by the first of them."""
     groups: dict[int, list[int]] = {}
     for call, outputs in calls.items():
@@ -210,8 +230,8 @@ def _layer_outputs(step: Step, path: str) -> dict[int, list[Record]]:
     return outputs
 
 
-def _same_outputs(first: list[Record], second: list[Record]) -> bool:
-    return len(first) == len(second) and all(map(inputs_agree, first, second))
+def _same_outputs(first: list[_Output], second: list[_Output]) -> bool:
+    return len(first) == len(second) and all(map(_Output.agrees, first, second))
 
 
 def _parts(many: list[list[Record]], few: list[list[Record]], agrees: float) -> tuple[int, list[range]]:
