@@ -216,3 +216,38 @@ def test_a_fault_beside_repeated_calls_is_placed(faults, stage, slot, tmp_path):
     first = padiff.compare_runs(reference, _acting_and_learning(tmp_path / "candidate", **faults)).first_diff
     assert (first.step, first.stage) == (0, stage) and slot in first.slot
     assert first.cause is None or not (first.cause.proven and "micro-batch" in first.cause.sentence)
+
+
+class Density(torch.nn.Module):
+    def __init__(self, positive):
+        super().__init__()
+        self.net, self.positive = (
+            torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 40)),
+            positive,
+        )
+
+    def forward(self, x):
+        return torch.relu(self.net(x)) if self.positive else self.net(x)
+
+
+@pytest.mark.parametrize("detail", ["full", "sketch"])
+@pytest.mark.parametrize("fault", [0.0, 1e-3])
+def test_the_positive_part_of_an_output_may_be_taken_after_the_model(fault, detail, tmp_path):
+    """Few elements are negative; the gradient of those is large on one side, and zero on the other."""
+    for positive in (True, False):
+        torch.manual_seed(0)
+        model = Density(positive)
+        torch.nn.init.constant_(model.net[2].bias, 0.9)
+        optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+        with padiff.record(model, tmp_path / str(positive), optimizer=optimizer, detail=detail) as rec:
+            for step in range(2):
+                out = model(torch.randn(64, 4, generator=torch.Generator().manual_seed(step)))
+                out = out if positive else torch.relu(out)
+                near = (1 - torch.exp(-1e6 * out)).mean()  # its slope is 1e6 at zero, and none elsewhere
+                loss = near + (0.1 + fault * (not positive)) * (out - 1).square().mean()
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+                rec.try_dump()
+    report = padiff.compare_runs(tmp_path / "True", tmp_path / "False")
+    assert report.passed is not bool(fault), report.first_diff

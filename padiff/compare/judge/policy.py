@@ -98,7 +98,7 @@ def forms_of(diffs: StepDiffs) -> list[int]:
     """Return the positions of the failed outputs of whole models, and of their gradients.
 
     Returns:
-        The positions; none if a weight, an input or an output of a layer inside fails, too.
+        The positions; none if a weight, an input or an output of a layer inside fails, too, or a gradient alone.
     """
     sites = diffs.sites
     failed = np.flatnonzero(~diffs.rows["passed"]).tolist()
@@ -110,7 +110,20 @@ def forms_of(diffs: StepDiffs) -> list[int]:
     ]
     if any(sites.stages[place] in ("input", "weight", "forward") for place in {*failed} - {*places}):
         return []
-    return places if any(sites.stages[place] == "forward" for place in places) else []
+    if any(sites.stages[place] == "forward" for place in places):
+        return places
+    # One author takes the positive part of an output: few elements differ, so that it passes, its gradient does not.
+    kinked = {
+        (sites.layers[place], sites.slots[place], sites.calls[place])
+        for place in sites.places["forward"].tolist()
+        if sites.layers[place] in models and _is_of_bulk(diffs[place])
+    }
+    is_kinked = ((sites.layers[place], sites.slots[place], sites.calls[place]) in kinked for place in places)
+    return places if all(is_kinked) else []
+
+
+def _is_of_bulk(diff: Diff) -> bool:
+    return diff.judgement is not None and diff.judgement.figure is Figure.BULK
 
 
 def _with_forms(diffs: StepDiffs) -> StepDiffs:
