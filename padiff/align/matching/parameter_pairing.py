@@ -371,11 +371,8 @@ class _PairMaker:
     def _layouts(self, units: Both[Unit]) -> Both[str]:
         """Return the layouts of both matrices; unknown layouts of square matrices are ambiguities."""
         layouts = units.map(lambda unit: unit.layout)
-        weights = units.map(lambda unit: unit.parameters.get("weight"))
-        stored, recorded = (weights.map(lambda w, of=of: w and getattr(w, of)) for of in ("shape", "layout"))  # type: ignore[misc]
-        is_guess = layouts.reference != layouts.candidate and not all(recorded)
-        if is_guess and stored.reference == stored.candidate and len(set(stored.reference or ())) > 1:
-            return Both(_known(layouts.reference), _known(layouts.reference))  # one guess contradicts the shapes
+        if layouts.reference != layouts.candidate and _are_stored_alike(units):
+            return Both(_known(layouts.reference), _known(layouts.reference))
         matrix = units.reference.matrix
         if "?" in layouts and matrix and matrix[0] == matrix[-1]:
             frameworks = [info.framework for info in self._infos]
@@ -483,6 +480,13 @@ class _PairMaker:
         answer = chosen if chosen in options else ""
         self.ambiguities[about] = Ambiguity(about, options, answer)
         return answer or options[0]
+
+
+def _are_stored_alike(units: Both[Unit]) -> bool:
+    """Return True if two matrices have one shape, which is not square, and a layout is a guess: others contradict it."""
+    weights = [unit.parameters["weight"] for unit in units if "weight" in unit.parameters]
+    shapes = {weight.shape for weight in weights}
+    return len(weights) == 2 and len(shapes) == 1 < len(set(*shapes)) and not all(weight.layout for weight in weights)
 
 
 def _known(layout: str) -> str:
