@@ -483,7 +483,7 @@ class _PairMaker:
 
 
 def _are_stored_alike(units: Both[Unit]) -> bool:
-    """Return True if two matrices have one shape, which is not square, and a layout is a guess: others contradict it."""
+    """Return True if two matrices have one shape, which is not square, and a layout that contradicts it is a guess."""
     weights = [unit.parameters["weight"] for unit in units if "weight" in unit.parameters]
     shapes = {weight.shape for weight in weights}
     return len(weights) == 2 and len(shapes) == 1 < len(set(*shapes)) and not all(weight.layout for weight in weights)
