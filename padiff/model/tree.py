@@ -6,6 +6,7 @@ import random
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -126,10 +127,13 @@ def describe(nodes: Collection[Node], framework: Framework, recorded: Collection
 _GENERATORS = (random.Random, np.random.RandomState, np.random.Generator)
 
 
-def _state_of(generator: Any) -> Any:
+def _restorer(generator: Any) -> Callable[[], None]:
+    """Return a function that sets a random generator, or the module of one, back to its present state."""
     if isinstance(generator, np.random.Generator):
-        return generator.bit_generator.state
-    return generator.getstate() if hasattr(generator, "getstate") else generator.get_state()
+        return partial(setattr, generator.bit_generator, "state", generator.bit_generator.state)
+    if hasattr(generator, "getstate"):
+        return partial(generator.setstate, generator.getstate())
+    return partial(generator.set_state, generator.get_state())
 
 
 class LiveModel:
@@ -193,16 +197,13 @@ class LiveModel:
         generators = {
             id(value): value for holder in holders for value in holder.values() if issubclass(type(value), _GENERATORS)
         }
-        states = [(each, _state_of(each)) for each in (random, np.random, *generators.values())]
-        of_framework = self.framework.randomness.state()
+        restorers = [_restorer(each) for each in (random, np.random, *generators.values())]
+        randomness = self.framework.randomness
+        restorers.append(partial(randomness.restore, randomness.state()))
 
         def restore() -> None:
-            self.framework.randomness.restore(of_framework)
-            for generator, state in states:
-                if isinstance(generator, np.random.Generator):
-                    generator.bit_generator.state = state
-                else:
-                    (generator.setstate if hasattr(generator, "setstate") else generator.set_state)(state)
+            for each in restorers:
+                each()
 
         return restore
 

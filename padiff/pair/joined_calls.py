@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -114,8 +114,9 @@ def joined_calls(steps: Both[Step], pairs: Sequence[tuple[str, str]]) -> JoinedC
     joined: set[str] = set()
     one_loss = backwards_agree(steps)
     if one_loss and not any(step.evaluations for step in steps):  # a call may be left out, as it is in evaluation mode
+        indexes = steps.map(lambda step: _outputs(step, ()))
         for paths in pairs:
-            steps = _with_repeats_merged(steps, paths, rest, joined)
+            steps = _with_repeats_merged(steps, paths, indexes, rest, joined)
     inputs = steps.map(_inputs)
     outputs = steps.zip(inputs).map(lambda side: _outputs(side[0], side[1]))
     for paths in pairs:
@@ -148,14 +149,18 @@ def joined_calls(steps: Both[Step], pairs: Sequence[tuple[str, str]]) -> JoinedC
 
 
 def _with_repeats_merged(
-    steps: Both[Step], paths: tuple[str, str], rest: Both[list[Record]], merged: set[str]
+    steps: Both[Step], paths: tuple[str, str], indexes: Both[_Inputs], rest: Both[list[Record]], merged: set[str]
 ) -> Both[Step]:
     """Merge calls of a layer by which a loop computes the same again, where the loops make other numbers of calls.
 
     An actor and a critic that share layers are called one after the other, or at once. The gradients of such calls add
     up. Calls that only one loop makes are left alone if no gradient comes to them.
+
+    Args:
+        indexes: the outputs of all layers of each step.
+        rest, merged: get the records that are left alone, and the paths.
     """
-    outputs = Both(*(_layer_outputs(step, path) for step, path in zip(steps, paths)))
+    outputs = Both(*(_without_functions(index.get(path, {})) for index, path in zip(indexes, paths)))
     if not all(0 < len(side) <= _MOST_CALLS for side in outputs):
         return steps
     calls = outputs.map(lambda side: {call: [_Output(r, _norm(r)) for r in records] for call, records in side.items()})
@@ -222,12 +227,10 @@ def _repeats(calls: dict[int, list[_Output]]) -> dict[int, list[int]]:
     return groups
 
 
-def _layer_outputs(step: Step, path: str) -> dict[int, list[Record]]:
-    outputs: dict[int, list[Record]] = defaultdict(list)
-    for record in step.records:
-        if record.layer == path and record.stage == "forward" and not is_functional(record.slot):
-            outputs[record.call].append(record)
-    return outputs
+def _without_functions(calls: Mapping[int, list[Record]]) -> dict[int, list[Record]]:
+    """Return the outputs of a layer's calls without those of functions that it calls, which are numbered apart."""
+    outputs = {call: [record for record in side if not is_functional(record.slot)] for call, side in calls.items()}
+    return {call: records for call, records in outputs.items() if records}
 
 
 def _same_outputs(first: list[_Output], second: list[_Output]) -> bool:

@@ -508,7 +508,7 @@ def _with_swapped_rows(pairs: list[RecordPair]) -> list[RecordPair]:
         if a is not None and b is not None and a.stage not in PARAMETER_STAGES and pair.layout.in_order:
             site = a.layer, a.slot, a.call
             layout = of_outputs.get(site) if a.stage == "backward" else None
-            layout = layout or next((layout for swap in swaps if (layout := _swapped(pair, swap))), pair.layout)
+            layout = layout or next(filter(None, (_swapped(pair, swap) for swap in swaps)), pair.layout)
             if a.stage == "forward":
                 of_outputs[site] = layout
             pair = RecordPair(a, b, layout)

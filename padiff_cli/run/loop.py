@@ -122,6 +122,10 @@ class LoopFinder(ModelFinder):
         """Return the optimizers that are not recorded."""
         return [each for each in self._alive() if not any(each is one for one in self.optimizers)]
 
+    def _fresh(self, framework: Framework) -> list[Any]:
+        """Return the optimizers of a framework that are not recorded."""
+        return [each for each in self._others_alive() if framework.optimizers.is_optimizer(each)]
+
     def _watch_if_needed(self) -> None:
         self._watch(bool(self._others_alive()) or not self.learned or self._by_hand is not None)
 
@@ -142,11 +146,7 @@ class LoopFinder(ModelFinder):
         if not (self._made or self._by_hand_is_over) and self._watch_by_hand(layer, framework):
             return
         over = [reference() for reference in self._past] if self._training is not None else []
-        fresh = [
-            each
-            for each in self._others_alive()
-            if framework.optimizers.is_optimizer(each) and not any(each is one for one in over)
-        ]
+        fresh = [each for each in self._fresh(framework) if not any(each is one for one in over)]
         owned = _owned(layer)
         if not any(id(t) in owned for each in fresh for t in framework.optimizers.optimized(each)):
             self._strangers[id(layer)] = layer
@@ -219,7 +219,7 @@ class LoopFinder(ModelFinder):
         """Begin with the call of a copy of the model (a target network, a teacher), which needs no gradients."""
         if id(layer) in self._no_copies:
             return
-        fresh = [each for each in self._others_alive() if framework.optimizers.is_optimizer(each)]
+        fresh = self._fresh(framework)
         if not any(is_copy(layer, framework.optimizers.optimized(each), framework) for each in fresh):
             self._no_copies[id(layer)] = layer
             return
@@ -231,16 +231,16 @@ class LoopFinder(ModelFinder):
 
     def _begin_without_gradients(self, layer: Any, framework: Framework) -> None:
         """Begin with a call of the model without gradients, inside of the loop that trains it: samples, a target."""
-        owned = _owned(layer)
-        fresh = [each for each in self._others_alive() if framework.optimizers.is_optimizer(each)]
-        around = stepping_around(sys._getframe(1), fresh)
-        trained = any(id(t) in owned for each in around for t in framework.optimizers.optimized(each))
-        if trained and not framework.hooks.learning():
+        if framework.hooks.learning():
+            return
+        around = stepping_around(sys._getframe(1), self._fresh(framework))
+        owned = _owned(layer) if around else set()
+        if any(id(t) in owned for each in around for t in framework.optimizers.optimized(each)):
             self._train(around, around, layer)
 
     def _begin_with_frozen(self, layer: Any, framework: Framework) -> None:
         """Begin with the call of a network that does not train, where the optimizers hold tensors of no layer."""
-        fresh = [each for each in self._others_alive() if framework.optimizers.is_optimizer(each)]
+        fresh = self._fresh(framework)
         frame = sys._getframe(1)
         around = stepping_around(frame, fresh)
         if around and not self._select(around, frame)[0]:

@@ -66,7 +66,7 @@ def optimizer_fix(
         named = "p for n, p in candidate_model.named_parameters() if"
         groups = f'[{{"params": [{named} {test}], {group}}}, {{"params": [{named} not {test}]}}]'
         call = f"..., {spelling.parameters}={groups}" if spelling.parameters else f"{groups}, ..."
-        return f"{kind}({call})" if checked_fix(framework, f"{kind}(...)") and not others else ""
+        return f"{kind}({call})" if checked_fix(framework, f"{kind}(...)") else ""
     # Names of parameters come from a run, so these become string literals.
     listed = ", ".join(literal(name) for name in map(_parameter_name, parameters[:_NAMED]))
     listed += ", ..." if len(parameters) > _NAMED else ""

@@ -323,15 +323,13 @@ def _excluding_fix(pairs: Sequence[GroupPair]) -> str:
     if not sites.reference:
         return "paddle.optimizer.AdamW(..., apply_decay_param_fun=None)" if all(map(all, decays)) else ""
     test = parameter_test(*sites)
+    if not test:
+        return ""
     names = f"p.name for n, p in candidate_model.named_parameters() if {test}"
     has_it = all(decay.candidate for decay in decays if decay.reference)
     number = "" if has_it else f"weight_decay={number_text(numbers.pop())}, "
     excluded = f"{{{names}}}"
-    return (
-        f"paddle.optimizer.AdamW(..., {number}apply_decay_param_fun=lambda name: name not in {excluded})"
-        if test
-        else ""
-    )
+    return f"paddle.optimizer.AdamW(..., {number}apply_decay_param_fun=lambda name: name not in {excluded})"
 
 
 def _has_own(group: Group, argument: str) -> bool:

@@ -270,7 +270,7 @@ def _findings(run: Run, scene: DiffContext) -> list[RankFinding]:
     """Return the findings on a run's processes in the scene's step and in the step compared before it."""
     if run.info.world_size == 1:
         return []
-    before = [number for number in scene.numbers if number < scene.number]
+    before = scene.earlier
     try:
         return check_replicas(run.info, [run.steps(number) for number in (*before[-1:], scene.number)])
     except PadiffError:

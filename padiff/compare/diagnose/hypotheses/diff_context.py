@@ -112,10 +112,9 @@ class DiffContext:
         return by_stage
 
     @property
-    def step_before(self) -> Both[Step] | None:
-        """Return the step before, which agreed; `None` if there is none, or it can't be read."""
-        earlier = [number for number in self.numbers if number < self.number]
-        return self.sides(max(earlier)) if earlier else None
+    def earlier(self) -> list[int]:
+        """Return the numbers of the steps before, which agreed."""
+        return [number for number in self.numbers if number < self.number]
 
     def rates(self, number: int) -> Both[list[float]]:
         """Return the learning rate of each parameter group in a step; empty lists if the step can't be read."""

@@ -278,7 +278,8 @@ def _calls(scene: DiffContext) -> Iterator[Cause]:
         return
     if not all(any(record.stage == "forward" for record in step.records) for step in sides):
         return  # one loop computes with the parameters, and calls no layer
-    if scene.step_before is not None and len(set(scene.step_before.map(lambda step: step.micro_batches))) > 1:
+    before = scene.sides(scene.earlier[-1]) if scene.earlier else None
+    if before is not None and len(set(before.map(lambda step: step.micro_batches))) > 1:
         return  # so it was in the step before, which agreed
     backwards = sides.map(lambda step: sum(r.stage == "backward" for r in step.records))
     fewer, more = SIDES if counts.reference < counts.candidate else SIDES.swapped()
@@ -392,7 +393,7 @@ def _departing(scene: DiffContext) -> tuple[str, bool]:
 
 def _stale(scene: DiffContext, gradients: Gradients) -> Iterator[Hypothesis]:
     """Yield hypotheses that gradients of an earlier step were added to this step's, or replaced them."""
-    for number in [n for n in reversed(scene.numbers) if n < scene.number][:_BEFORE]:
+    for number in scene.earlier[::-1][:_BEFORE]:
         before, now = scene.pairs(number, "grad"), scene.pairs(scene.number, "grad")
         old: list[np.ndarray | None] = []
         for place, tensor in zip(gradients.places, gradients.tensors):
@@ -479,8 +480,7 @@ def _of_backwards(scene: DiffContext) -> Iterator[Hypothesis]:
     failed = {place_of(diff.pair) for diff in scene.diffs("grad") if not diff.passed}
     rows = [row for row in bias_sums(scene, scene.number) if place_of(row[0]) in failed]
     reference = _held(rows, SIDES.reference)
-    before = [number for number in scene.numbers if number < scene.number][-1:]
-    old = {place_of(pair): sums for number in before for pair, sums in bias_sums(scene, number)}
+    old = {place_of(pair): sums for number in scene.earlier[-1:] for pair, sums in bias_sums(scene, number)}
     longer = [
         (pair, sums.zip(old[place_of(pair)]).map(lambda s: s[0] | s[1])) for pair, sums in rows if place_of(pair) in old
     ]

@@ -58,7 +58,7 @@ def write_hypotheses(scene: DiffContext) -> Iterator[Hypothesis]:
     """Yield hypotheses on a first diff in a weight of a later step, if the step before is recorded."""
     if scene.number - 1 not in scene.numbers:
         return
-    steps = [n for n in reversed(scene.numbers) if n < scene.number][:_BEFORE]
+    steps = scene.earlier[::-1][:_BEFORE]
     weights = list(_weights(scene, steps))
     if not weights:
         return
@@ -73,7 +73,7 @@ def unrecorded(scene: DiffContext) -> Iterator[Cause]:
     """Yield the cause of a first diff in a weight that no hypothesis explains: a gap in the recorded steps, or which
     elements each side's loop writes.
     """
-    last = max((n for n in scene.numbers if n < scene.number), default=None)
+    last = max(scene.earlier, default=None)
     if last is None:
         return
     if last == scene.number - 1:
@@ -220,7 +220,7 @@ def _mixed_otherwise(scene: DiffContext) -> Iterator[Hypothesis]:
     """Yield the hypothesis that both loops write sums of earlier weights, with other shares: averages of clients, a
     momentum of their mean.
     """
-    steps = [n for n in scene.numbers if n < scene.number][-_MIXED:]
+    steps = scene.earlier[-_MIXED:]
     if steps != [*range(scene.number - len(steps), scene.number)]:
         return
     rows: list[Both[np.ndarray]] = []
