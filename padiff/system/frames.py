@@ -81,13 +81,13 @@ def code_frames(framework: str) -> tuple[Frame, ...]:
         framework: name of the framework, which is also the name of its package.
     """
     frames: list[Frame] = []
-    for frame in _frames(sys._getframe(1)):
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and len(frames) < MOST:
         file = frame.f_code.co_filename
         users, model, short = _about(file, framework)
-        if users or (model and not frames):
+        if (users or (model and not frames)) and not stands_in(frame):
             frames.append(Frame(short, frame.f_lineno, frame.f_code.co_name, _code(file, frame.f_lineno)))
-            if len(frames) == MOST:
-                break
+        frame = frame.f_back
     return tuple(reversed(frames))
 
 
@@ -97,20 +97,16 @@ def _about(file: str, framework: str) -> tuple[bool, bool, str]:
     return is_users(file), _is_model(file, framework), short_path(file)
 
 
-def _frames(frame: FrameType | None) -> Iterator[FrameType]:
-    while frame is not None:
-        if not stands_in(frame):
-            yield frame
-        frame = frame.f_back
-
-
 def outside_frame(frame: FrameType | None) -> FrameType | None:
     """Return the innermost frame that is neither padiff's nor a framework's; `None` if there is none."""
-    for each in _frames(frame):
-        file = each.f_code.co_filename
-        if is_users(file) or (_is_model(file, "torch") and _is_model(file, "paddle")):
-            return each
-    return None
+    while frame is not None and (not _is_outside(frame.f_code.co_filename) or stands_in(frame)):
+        frame = frame.f_back
+    return frame
+
+
+@lru_cache(maxsize=4096)
+def _is_outside(file: str) -> bool:
+    return is_users(file) or (_is_model(file, "torch") and _is_model(file, "paddle"))
 
 
 def stands_in(frame: FrameType) -> bool:

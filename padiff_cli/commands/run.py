@@ -73,11 +73,11 @@ def main(arguments: Sequence[str]) -> int:
         place = absolute(run_folder(folder, "--dir"))
         for path in (place, *worker_folders(place)):
             check_free(path, options.get("existing", "error"))
+        if options:
+            _check(name, place, options)
         command = command_text(words) if program is None else ""
         if command:
             options["command"] = command
-        if options:
-            _check(name, place, options)
         delete_abandoned_claims()
         Launch(name, str(place), options, is_command=program is not None).export()
         if program is None:

@@ -347,7 +347,7 @@ def test_a_model_that_is_compiled_in_place_before_its_optimizer_is_made_is_recor
         "net.compile(backend='eager')\noptimizer = torch.optim.SGD(net.parameters(), lr=0.1)\n"
         "for step in range(2):\n    net(torch.randn(6, 4)).square().sum().backward()\n    optimizer.step()\n"
     )
-    done = call(*PADIFF, "--", "python", "train.py")
+    done = forked("--", interpreter(), "train.py")
     assert done.returncode == 0 and "no layer of the recorded model was called" not in done.stderr, done.stderr
     [step] = padiff.open_run("R").steps(0)
     assert "forward" in {record.stage for record in step.records}

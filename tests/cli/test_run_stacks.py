@@ -84,6 +84,13 @@ def test_pythons_options_are_the_scripts():
     assert ended(*options, "-m", "padiff", "run", "train.py")[:3] == ended(*options, "train.py")[:3]
 
 
+def test_without_options_nothing_of_recording_is_imported_before_the_script():
+    Path("train.py").write_text("")
+    imported = ended("-X", "importtime", "-m", "padiff", "run", "train.py")[3]
+    assert "padiff_cli.run.launch" in imported
+    assert "padiff_hooks" not in imported and "padiff.recorder" not in imported
+
+
 def test_a_warning_option_of_the_environment_is_not_doubled():
     Path("train.py").write_text(SEEN["arguments"])
     plain = ended("train.py", PYTHONWARNINGS="ignore,error::UserWarning")
