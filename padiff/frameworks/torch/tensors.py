@@ -394,9 +394,9 @@ WRITTEN: Callable[[Any], int] = attrgetter("_version")
 
 
 def version_of(tensor: Any) -> int:
-    try:
-        return int(tensor._version)
-    except RuntimeError:  # inference tensors keep none
+    try:  # inference tensors keep none, and the error takes a hundred times as long as the question
+        return -1 if torch.is_inference_mode_enabled() and tensor.is_inference() else int(tensor._version)
+    except RuntimeError:
         return -1
 
 
