@@ -37,7 +37,10 @@ def inside_folder(path: Path, root: Path) -> Path:
         RunFolderError: the path leads out of ``root``, or is no valid path.
     """
     try:  # as text, which is faster than Path objects
-        inner, outer = os.path.realpath(path, strict=True), os.path.realpath(root, strict=True)
+        outer = os.path.realpath(root, strict=True)
+        if os.name == "posix" and (plain := _without_links(str(path), str(root), outer)):  # Windows has other links
+            return Path(plain)
+        inner = os.path.realpath(path, strict=True)
         if inner == outer or inner.startswith(outer + os.sep):
             return Path(inner)
     except (OSError, RuntimeError, ValueError):
@@ -51,6 +54,17 @@ def inside_folder(path: Path, root: Path) -> Path:
             f"{path} leaves {root} by a link, and is not read. Open the folder that it leads to, or copy the run whole"
         )
     return resolved
+
+
+def _without_links(path: str, root: str, real_root: str) -> str:
+    """Return a path below ``root`` with the root's real path; empty where a link or ``..`` follows the root."""
+    if not path.startswith(root + os.sep):
+        return ""
+    for part in path[len(root) + 1 :].split(os.sep):
+        real_root = f"{real_root}{os.sep}{part}"
+        if part in ("", os.pardir) or stat.S_ISLNK(os.lstat(real_root).st_mode):
+            return ""
+    return real_root
 
 
 def open_plain(path: Path) -> BinaryIO:

@@ -15,6 +15,7 @@ import pytest
 from kit.records import toy_folder
 
 from padiff import check_report, compare_runs, open_run
+from padiff.dump.untrusted import inside_folder
 from padiff.errors import PadiffError, RunFolderError, TensorFileError
 from padiff_cli.main import main
 
@@ -354,6 +355,13 @@ def test_a_json_file_that_leads_out_of_the_run_is_not_read(file, run, good, tmp_
     path.symlink_to(tmp_path / "secret.json")
     with pytest.raises(RunFolderError, match=r"leaves .* by a link, and is not read"):
         compare_runs(good, run)
+
+
+def test_a_path_that_leads_upwards_is_not_read(run, tmp_path):
+    (tmp_path / "secret.json").write_text("{}")
+    up = Path(*[".."] * len(run.relative_to(tmp_path).parts))
+    with pytest.raises(RunFolderError, match=r"leaves .* by a link, and is not read"):
+        inside_folder(run / up / "secret.json", run)
 
 
 def test_a_run_reached_by_a_link_is_read(run, good, tmp_path):
