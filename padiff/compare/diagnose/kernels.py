@@ -335,36 +335,27 @@ def pad(x: np.ndarray, pads: Sequence[Sequence[int]], mode: str = "zeros", value
 
 def conv(
     x: np.ndarray, weight: np.ndarray, stride: Sequence[int], padding: Sequence[Sequence[int]], dilation: Sequence[int],
-    groups: int = 1, mode: str = "zeros", channels: np.ndarray | None = None,
+    groups: int = 1, mode: str = "zeros",
 ) -> np.ndarray:  # fmt: skip
-    """Return a convolution over the axes after the second, for all output channels or those in ``channels``.
+    """Return a convolution over the axes after the second.
 
     Raises:
         ValueError: the convolution has too many multiplications.
     """
     x = pad(x, [(0, 0), (0, 0), *padding], mode)
-    out = counted(x.shape[2:], weight.shape[2:], stride, dilation)
-    chosen = np.arange(len(weight)) if channels is None else channels
-    if math.prod(out) * len(x) * len(chosen) * math.prod(weight.shape[1:]) > _MOST:
+    out = [(n - (k - 1) * d - 1) // s + 1 for n, k, s, d in zip(x.shape[2:], weight.shape[2:], stride, dilation)]
+    if math.prod(out) * len(x) * weight.size > _MOST:
         raise ValueError("too large")
-    result = np.zeros((len(x), len(chosen), *out))
-    per_in, per_out = weight.shape[1], len(weight) // groups
-    members = [np.flatnonzero(chosen // per_out == group) for group in range(groups)]
+    result = np.zeros((len(x), len(weight), *out))
+    per_out = len(weight) // groups
     for place in itertools.product(*(range(k) for k in weight.shape[2:])):
-        patches = x[_strided(place, stride, dilation, out)].reshape(len(x), groups, per_in, -1)
+        patches = x[_strided(place, stride, dilation, out)].reshape(len(x), groups, weight.shape[1], -1)
         index: Any = (..., *place)
         kernel = weight[index]
-        for group, outputs in enumerate(members):
-            if len(outputs):
-                result[:, outputs] += np.matmul(kernel[chosen[outputs]], patches[:, group]).reshape(
-                    len(x), len(outputs), *out
-                )
+        for group in range(groups):
+            outputs = slice(group * per_out, (group + 1) * per_out)
+            result[:, outputs] += np.matmul(kernel[outputs], patches[:, group]).reshape(len(x), per_out, *out)
     return result
-
-
-def counted(extents: Sequence[int], kernel: Sequence[int], stride: Sequence[int], dilation: Sequence[int]) -> list[int]:
-    """Return the count of windows along each axis."""
-    return [(n - (k - 1) * d - 1) // s + 1 for n, k, s, d in zip(extents, kernel, stride, dilation)]
 
 
 def _strided(place: Sequence[int], stride: Sequence[int], dilation: Sequence[int], out: Sequence[int]) -> Any:

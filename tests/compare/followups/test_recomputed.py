@@ -62,6 +62,11 @@ LAYERS = [
     (lambda: T.LogSoftmax(-1), lambda: P.LogSoftmax(-1), ROWS),
     (lambda: T.Flatten(), lambda: P.Flatten(), IMAGE),
     (lambda: T.MaxPool2d(3, 2, 1), lambda: P.MaxPool2D(3, 2, 1), IMAGE),
+    (lambda: T.MaxPool2d(3, 2, ceil_mode=True), lambda: P.MaxPool2D(3, 2, ceil_mode=True), (2, 3, 8, 8)),
+    (lambda: T.MaxPool2d(2, 2, dilation=2), None, IMAGE),
+    (lambda: T.Conv2d(6, 4, 3, padding="same"), lambda: P.Conv2D(6, 4, 3, padding="SAME"), IMAGE),
+    (lambda: T.Conv2d(6, 4, 3, padding="valid"), lambda: P.Conv2D(6, 4, 3, padding="VALID"), IMAGE),
+    (lambda: T.ConvTranspose2d(6, 3, 2), lambda: P.Conv2DTranspose(6, 3, 2), IMAGE),
     (lambda: T.AvgPool2d(3, 2, 1), lambda: P.AvgPool2D(3, 2, 1), IMAGE),
     (
         lambda: T.AvgPool2d(3, 2, 1, count_include_pad=False),
@@ -111,8 +116,7 @@ def test_layers_of_both_frameworks_agree_with_float64_and_what_they_are_not_does
 
 def test_what_is_not_known_is_not_computed():
     assert off_by(torch, T.Dropout(0.5), ROWS) is None
-    assert off_by(torch, T.MaxPool2d(3, 2, ceil_mode=True), (2, 3, 8, 8)) is None
-    assert off_by(torch, T.ConvTranspose2d(6, 3, 2), IMAGE) is None
+    assert off_by(torch, T.LPPool2d(2, 2), IMAGE) is None
 
 
 def test_large_layers_are_computed_in_part():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -159,6 +159,7 @@ class Called:
         out_first: True if the layer's matrix is stored as (out, in).
         framework: the framework of the run.
         shape: the recorded shape of the output.
+        training: True in training mode, False in evaluation mode; `None` if unknown.
     """
 
     kind: str
@@ -168,6 +169,7 @@ class Called:
     out_first: bool
     framework: str
     shape: tuple[int, ...] = ()
+    training: bool | None = None
 
     def setting(self, name: str, usual: Any) -> Any:
         return self.settings.get(name, usual)
@@ -199,20 +201,24 @@ def writings(called: Called) -> Iterator[LayerWriting]:
             yield partial(_act, function=form)
     elif kind in _NUMBERED:
         yield _numbered
-    elif kind in ("linear", "embedding", "layernorm", "rmsnorm", "groupnorm", "flatten", "softmax"):
+    elif kind in _SIMPLE:
         yield _SIMPLE[kind]
+    elif kind in ("softmax", "logsoftmax"):
+        declared = called.setting("axis", called.setting("dim", None))
+        for axis in (-1, *range(len(called.shape) - 1)) if declared is None else (int(declared),):
+            yield partial(_softmax, axis=axis)
     elif kind.startswith(("batchnorm", "instancenorm")):
         if kind.startswith("instancenorm"):
             yield _instance_norm
         else:
-            yield partial(_batch_norm, train=True)
-            yield partial(_batch_norm, train=False)
+            for train in (True, False) if called.training is None else (called.training,):
+                yield partial(_batch_norm, train=train)
     elif kind.startswith("convtranspose"):
         yield _conv_transpose
     elif kind.startswith("conv"):
         yield _conv
     elif kind.startswith("adaptive"):
-        yield _global_pool
+        yield _adaptive_pool
     elif kind.startswith(("maxpool", "avgpool")):
         usual = called.setting("count_include_pad", not conventions_of(called.framework).pools_without_padding)
         for exclusive in (not usual, bool(usual)):
@@ -276,7 +282,10 @@ def _layer_norm(add: Add, formula: Formula, call: Called) -> int:
         raise UnknownError("eps")
     output = add("normalised", call.inputs[0], axes=axes, eps=float(eps), centred=call.kind == "layernorm")
     if weight is not None and weight.ndim != count:
-        raise UnknownError("weight of a layer norm")
+        extents = formula.values[call.inputs[0]].shape[-count:]
+        flat = {slot: add("reshape", call.parameters[slot], shape=extents) for slot in ("weight", "bias")
+                if slot in call.parameters}  # fmt: skip
+        call = replace(call, parameters=flat)
     return _scaled(add, output, call, channels=False)
 
 
@@ -292,8 +301,11 @@ def _instance_norm(add: Add, formula: Formula, call: Called) -> int:
 
 
 def _batch_norm(add: Add, formula: Formula, call: Called, train: bool) -> int:
-    mean, variance = call.parameter("running_mean"), call.parameter("running_var")
     eps = float(call.setting("eps", 1e-5))
+    if "running_mean" not in call.parameters:
+        axes = (0, *range(2, formula.values[call.inputs[0]].ndim))
+        return _scaled(add, add("normalised", call.inputs[0], axes=axes, eps=eps), call, channels=True)
+    mean, variance = call.parameter("running_mean"), call.parameter("running_var")
     output = add("by_statistics", call.inputs[0], mean, variance, eps=eps, train=train)
     return _scaled(add, output, call, channels=True)
 
@@ -302,28 +314,54 @@ def _flatten(add: Add, formula: Formula, call: Called) -> int:
     return add("reshape", call.inputs[0], shape=call.shape)
 
 
-def _softmax(add: Add, formula: Formula, call: Called) -> int:
-    return add("softmax", call.inputs[0], axis=int(call.setting("axis", call.setting("dim", -1))))
+def _softmax(add: Add, formula: Formula, call: Called, axis: int) -> int:
+    return add("softmax" if call.kind == "softmax" else "log_softmax", call.inputs[0], axis=axis)
+
+
+def _softsign(add: Add, formula: Formula, call: Called) -> int:
+    unit = formula.leaf(constant(1.0), CONSTANT)
+    return add("div", call.inputs[0], add("add", add("abs", call.inputs[0]), unit))
+
+
+def _log_sigmoid(add: Add, formula: Formula, call: Called) -> int:
+    return add("neg", add("act", add("neg", call.inputs[0]), function="softplus", number=1.0))
+
+
+def _tanhshrink(add: Add, formula: Formula, call: Called) -> int:
+    return add("sub", call.inputs[0], add("act", call.inputs[0], function="tanh"))
+
+
+def _celu(add: Add, formula: Formula, call: Called) -> int:
+    alpha = formula.leaf(constant(float(call.setting("alpha", 1.0))), CONSTANT)
+    return add("mul", alpha, add("act", add("div", call.inputs[0], alpha), function="ELU"))
 
 
 _SIMPLE: Mapping[str, LayerWriting] = {
     "linear": _linear, "embedding": _embedding, "layernorm": _layer_norm, "rmsnorm": _layer_norm,
-    "groupnorm": _group_norm, "flatten": _flatten, "softmax": _softmax,
+    "groupnorm": _group_norm, "flatten": _flatten, "softsign": _softsign, "logsigmoid": _log_sigmoid,
+    "tanhshrink": _tanhshrink, "celu": _celu,
 }  # fmt: skip
 
 
 def _conv(add: Add, formula: Formula, call: Called) -> int:
     count = formula.values[call.inputs[0]].ndim - 2
+    kernel = formula.values[call.parameter("weight")].shape[2:]
+    stride, dilation = (each(call.setting(name, 1), count) for name in ("stride", "dilation"))
     padding = call.setting("padding", 0)
     if isinstance(padding, str):
-        raise UnknownError("padding")
+        if padding.lower() not in ("same", "valid") or (padding.lower() == "same" and {*stride} != {1}):
+            raise UnknownError("padding")
+        spans = [d * (k - 1) if padding.lower() == "same" else 0 for d, k in zip(dilation, kernel)]
+        pads = [(span // 2, span - span // 2) for span in spans]
+    else:
+        pads = [(n, n) for n in each(padding, count)]
     output = add(
         "conv",
         call.inputs[0],
         call.parameter("weight"),
-        stride=each(call.setting("stride", 1), count),
-        padding=[(n, n) for n in each(padding, count)],
-        dilation=each(call.setting("dilation", 1), count),
+        stride=stride,
+        padding=pads,
+        dilation=dilation,
         groups=int(call.setting("groups", 1)),
         mode=str(call.setting("padding_mode", "zeros")),
     )
@@ -353,12 +391,11 @@ def _conv_transpose(add: Add, formula: Formula, call: Called) -> int:
     return output if "bias" not in call.parameters else add("channelwise", output, call.parameters["bias"], how="add")
 
 
-def _global_pool(add: Add, formula: Formula, call: Called) -> int:
-    shape = formula.values[call.inputs[0]].shape
+def _adaptive_pool(add: Add, formula: Formula, call: Called) -> int:
+    shape, by = formula.values[call.inputs[0]].shape, "max" if "max" in call.kind else "mean"
     if any(n % max(w, 1) for n, w in zip(shape[2:], call.shape[2:])):
-        raise UnknownError("adaptive pool")
+        return add("pool_to", call.inputs[0], by=by, shape=call.shape[2:])
     kernel = [n // w for n, w in zip(shape[2:], call.shape[2:])]
-    by = "max" if "max" in call.kind else "mean"
     return add("pool", call.inputs[0], by=by, kernel=kernel, stride=kernel, padding=[0] * len(kernel))
 
 
@@ -378,6 +415,7 @@ def _pool(add: Add, formula: Formula, call: Called, exclusive: bool) -> int:
         padding=each(call.setting("padding", 0), count),
         exclusive=exclusive and by == "mean",
         ceil=bool(call.setting("ceil_mode", False)),
+        dilation=each(call.setting("dilation", 1), count),
     )
 
 
@@ -425,6 +463,8 @@ def _recurrent(add: Add, formula: Formula, call: Called, time_first: bool) -> in
 
 def _prelu(add: Add, formula: Formula, call: Called) -> int:
     slope = formula.values[call.parameter("weight")]
-    if slope.size != 1:
-        raise UnknownError("prelu")
-    return add("act", call.inputs[0], function="leaky ReLU", number=float(np.ravel(slope)[0]))
+    if slope.size == 1:
+        return add("act", call.inputs[0], function="leaky ReLU", number=float(np.ravel(slope)[0]))
+    zero = formula.leaf(constant(0.0), CONSTANT)
+    scaled = add("channelwise", call.inputs[0], call.parameter("weight"), how="mul")
+    return add("where", add("gt", call.inputs[0], zero), call.inputs[0], scaled)

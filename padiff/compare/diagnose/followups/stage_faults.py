@@ -347,7 +347,7 @@ def _cause(diff: Diff, part: Part, fed_values: np.ndarray, scene: DiffContext, w
     pair = diff.pair
     reference, candidate = pair.reference, pair.candidate
     assert reference is not None and candidate is not None
-    computed = part.values if part.of is None else part.of(part.pick(candidate.value))
+    _, computed = part.values(candidate)
     if computed.size != math.prod(candidate.shape):
         return None  # only a part of the output was computed
     values = computed.reshape(candidate.shape).astype(np.float32)

@@ -3,369 +3,94 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from padiff.compare.declared.layers import modes_of, trains
-from padiff.compare.diagnose import kernels
-from padiff.compare.diagnose.kernels import by_statistics, grouped, looked_up, normalised
+from padiff.compare.diagnose.computing.formula import Formula, UnknownError
+from padiff.compare.diagnose.computing.layer_formulas import Called, writings
 from padiff.compare.diagnose.traced import Graph
 from padiff.compare.judge.limits import COARSENESS, allowed, coarse
 from padiff.errors import PadiffError
-from padiff.frameworks.settings import conventions_of
 from padiff.model import equivalents
 from padiff.records import Both, Layer, Parameter, Record, RunInfo, Step, TracedTensor, settings_at
+
+# Settings without which a layer's output is not known, by the beginning of its kind.
+_NEEDED: Mapping[str, tuple[str, ...]] = {
+    "layernorm": ("eps",),
+    "batchnorm": ("eps",),
+    "instancenorm": ("eps",),
+    "groupnorm": ("eps", "num_groups"),
+    "leakyrelu": ("slope",),
+    "avgpool": ("count_include_pad",),
+}
+# Kinds whose axis no setting declares: the form that fits the recorded output best is the right one.
+_OPEN = frozenset({"softmax", "logsoftmax"})
 
 
 @dataclass(frozen=True)
 class Part:
-    """A computed output of a call, or a part of an output.
+    """The computed outputs of a call for some samples or channels.
 
     Attributes:
-        values: the computed outputs.
-        pick: function that selects the same elements of a recorded output.
-        of: function from the picked elements to the computed values, if these depend on the recorded output (as the
-            axis of a softmax is not recorded).
+        forms: the outputs; several if the settings leave the form open.
+        cut: the slices of the recorded output that they stand for.
     """
 
-    values: np.ndarray
-    pick: Callable[[np.ndarray], np.ndarray]
-    of: Callable[[np.ndarray], np.ndarray] | None = None
+    forms: Sequence[np.ndarray]
+    cut: tuple[slice, ...]
 
-    def cut(self, cut: tuple[Any, ...]) -> Part:
-        """Return this part with a `pick` for the whole output, of which this part covers the slice ``cut``."""
-        return replace(self, pick=lambda output: self.pick(output[cut]))
-
-
-def whole(values: np.ndarray) -> Part:
-    """Return the part that has all outputs."""
-    return Part(values, lambda out: out.reshape(values.shape))
+    def values(self, record: Record) -> tuple[np.ndarray, np.ndarray]:
+        """Return the same elements of a recorded output, and as they were computed: in the form that fits best."""
+        picked = record.value[self.cut].astype(np.float64)
+        return picked, min(self.forms, key=lambda form: _distance(form, picked))
 
 
-def convolution(
-    x: np.ndarray, weight: np.ndarray, bias: np.ndarray | None, settings: Mapping[str, Any], most: int
-) -> Part:
-    """Return a convolution with channels second.
-
-    Args:
-        most: most products to compute; of larger convolutions only the first samples and some channels are computed.
-
-    Raises:
-        ValueError, KeyError, TypeError: the settings are incomplete, or do not fit the shapes.
-    """
-    n = x.ndim - 2
-    outs, size = len(weight), weight.shape[2:]
-    stride, dilation = (_each_output(settings.get(name, 1), n) for name in ("stride", "dilation"))
-    groups = int(settings.get("groups", 1))
-    if x.shape[1] != weight.shape[1] * groups or len(size) != n:
-        raise ValueError(x.shape)
-    pads = _padding(settings.get("padding", 0), size, stride, dilation, n)
-    extents = [length + sum(pads[k]) for k, length in enumerate(x.shape[2:])]
-    each = math.prod(kernels.counted(extents, size, stride, dilation)) * math.prod(weight.shape[1:])
-    samples = min(len(x), max(1, most // max(each * outs, 1)))
-    channels = np.unique(np.linspace(0, outs - 1, max(1, min(outs, most // max(each * samples, 1)))).astype(np.int64))
-    mode = str(settings.get("padding_mode", "zeros"))
-    result = kernels.conv(x[:samples], weight, stride, pads, dilation, groups, mode, channels)
-    if bias is not None:
-        result += bias.ravel()[channels].reshape((1, -1) + (1,) * n)
-    return Part(result, lambda out: out[:samples, channels])
-
-
-def pooling(x: np.ndarray, how: str, settings: Mapping[str, Any], shape: tuple[int, ...]) -> Part:
-    """Return a pooling with channels second; ``how`` is ``max``, ``avg``, ``adaptivemax`` or ``adaptiveavg``.
-
-    Raises:
-        ValueError, KeyError, TypeError: the settings are incomplete, or do not fit the shapes.
-    """
-    n, by = x.ndim - 2, "max" if how.endswith("max") else "mean"
-    if len(shape) != x.ndim:
-        raise ValueError(shape)
-    if how.startswith("adaptive"):
-        return whole(kernels.pool_to(x, by, shape[2:]))
-    size = _each_output(settings["kernel_size"], n)
-    stride = _each_output(settings.get("stride", settings["kernel_size"]), n)
-    dilation = _each_output(settings.get("dilation", 1), n)
-    pads = _padding(settings.get("padding", 0), size, stride, dilation, n)
-    extents = [length + sum(pads[k]) for k, length in enumerate(x.shape[2:])]
-    if kernels.counted(extents, size, stride, dilation) != [*shape[2:]]:
-        raise ValueError(shape)  # the last window is cut off
-    if by == "mean" and any(map(sum, pads)) and not isinstance(settings.get("count_include_pad"), bool):
-        raise KeyError("count_include_pad")
-    exclusive = not settings.get("count_include_pad", True)
-    return whole(kernels.pool(x, by, size, stride, pads, exclusive, dilation=dilation))
-
-
-def _each_output(value: Any, n: int) -> list[int]:
-    """Return a setting for each of ``n`` axes."""
-    if isinstance(value, (list, tuple)):
-        if len(value) != n:
-            raise ValueError(value)
-        return [int(number) for number in value]
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(value)
-    return [value] * n
-
-
-def _padding(value: Any, size: Any, stride: list[int], dilation: list[int], n: int) -> list[tuple[int, int]]:
-    if isinstance(value, str):
-        if value.lower() == "valid":
-            return [(0, 0)] * n
-        if value.lower() != "same" or set(stride) != {1}:
-            raise ValueError(value)
-        whole_ = [dilation[k] * (size[k] - 1) for k in range(n)]
-        return [(width // 2, width - width // 2) for width in whole_]
-    return [(width, width) for width in _each_output(value, n)]
-
-
-# Most products to compute for a layer: of larger layers only a part of the outputs is computed.
-_MOST = 20_000_000
-
-
-@dataclass(frozen=True)
-class Call:
-    """A recorded call of a layer.
-
-    Attributes:
-        kind: kind of the layer, with a name common to both frameworks.
-        inputs: the inputs; floating-point numbers are float64.
-        weights: the layer's parameters and statistics by their common names, a linear layer's matrix as (out, in).
-        settings: the layer's settings.
-        training: True in training mode; `None` if unknown.
-        shape: shape of the output.
-        framework: name of the layer's framework.
-        eps: rounding unit of the dtype that the layer computes in, the default of an epsilon.
-    """
-
-    kind: str
-    inputs: Sequence[np.ndarray]
-    weights: Mapping[str, np.ndarray] = field(default_factory=dict)
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    training: bool | None = None
-    shape: tuple[int, ...] = ()
-    framework: str = ""
-    eps: float = 2.0**-23
-
-    def setting(self, name: str, default: float | None = None) -> float:
-        """Return a numeric setting.
-
-        Raises:
-            KeyError: the setting is missing without a default, or is no number.
-        """
-        value = self.settings.get(name, default)
-        if not isinstance(value, (int, float)):
-            raise KeyError(name)
-        return float(value)
+def _distance(form: np.ndarray, picked: np.ndarray) -> float:
+    return float(np.linalg.norm(form - picked)) if form.shape == picked.shape else math.inf
 
 
 def is_known(kind: str) -> bool:
     """Return True if this module can compute a kind of layer."""
-    return kind in _LAYERS
+    return next(writings(Called(kind, {}, (0,), {}, True, "")), None) is not None
 
 
-def computed(call: Call) -> Part | None:
-    """Return the output of a call, or a part; `None` if this module can't compute the call."""
-    compute = _LAYERS.get(call.kind)
-    if compute is None or not call.inputs:
-        return None
-    try:
-        with np.errstate(all="ignore"):
-            return compute(call)
-    except (KeyError, ValueError, IndexError, TypeError):
-        return None  # a weight or setting is missing, or shapes do not fit
-
-
-# -- products ----------------------------------------------------------------------------------------------------------
-
-
-def _linear(call: Call) -> Part:
-    x, weight = call.inputs[0], call.weights["weight"]
-    if x.shape[-1] != weight.shape[1]:
-        raise ValueError(x.shape)
-    rows = x.reshape(-1, x.shape[-1])
-    count = min(len(rows), max(1, _MOST // max(weight.size, 1)))
-    picked = np.linspace(0, len(rows) - 1, count).astype(np.int64)
-    result = rows[picked] @ weight.T
-    if "bias" in call.weights:
-        result = result + call.weights["bias"].ravel()
-    return Part(result, lambda out: out.reshape(-1, len(weight))[picked])
-
-
-def _embedding(call: Call) -> Part:
-    ids, weight = call.inputs[0], call.weights["weight"]
-    if ids.dtype.kind not in "iu":
-        raise ValueError(ids.dtype)
-    flat = ids.ravel()[: max(1, _MOST // (20 * weight.shape[-1]))]
-    index = call.settings.get("padding_idx")
-    zeros = conventions_of(call.framework).pads_with_zeros and isinstance(index, int)
-    return Part(
-        looked_up(flat, weight, index if zeros else None), lambda out: out.reshape(-1, weight.shape[-1])[: len(flat)]
-    )
-
-
-def _conv(call: Call) -> Part:
-    return convolution(call.inputs[0], call.weights["weight"], call.weights.get("bias"), call.settings, _MOST)
-
-
-def _pool(how: str) -> Callable[[Call], Part]:
-    return lambda call: pooling(call.inputs[0], how, call.settings, call.shape)
-
-
-# -- normalisations ----------------------------------------------------------------------------------------------------
-
-
-def _scaled(call: Call, x: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-    for slot, combine in (("weight", np.multiply), ("bias", np.add)):
-        if slot in call.weights:
-            x = combine(x, call.weights[slot].reshape(shape))
-    return x
-
-
-def _of_last_axes(call: Call) -> tuple[np.ndarray, tuple[int, ...]]:
-    """Return the input, and the shape of its normalised axes: as many last axes as the weight has elements for."""
-    x, size = call.inputs[0], call.weights["weight"].size
-    shape: tuple[int, ...] = ()
-    for extent in reversed(x.shape):
-        if math.prod(shape) >= size and shape:
+def _computed(call: Called, given: np.ndarray, weights: Mapping[str, np.ndarray]) -> list[np.ndarray]:
+    """Return the output of a call in each form that its settings leave open; empty if it can't be computed."""
+    forms = []
+    for writing in writings(call):
+        formula = Formula()
+        nodes = {slot: formula.leaf(values) for slot, values in weights.items()}
+        written = replace(call, inputs=(formula.leaf(given),), parameters=nodes)
+        try:
+            forms.append(formula.values[writing(formula.add, formula, written)])
+        except (UnknownError, KeyError, ValueError, IndexError, TypeError):
+            continue  # a weight or setting is missing, or shapes do not fit
+        if call.kind not in _OPEN:
             break
-        shape = (extent, *shape)
-    if math.prod(shape) != size:
-        raise ValueError(x.shape)
-    return x, shape
+    return forms
 
 
-def _layer_norm(call: Call) -> Part:
-    x, shape = _of_last_axes(call)
-    axes = tuple(range(x.ndim - len(shape), x.ndim))
-    return whole(_scaled(call, normalised(x, axes, call.setting("eps")), shape))
+def _is_open(kind: str, weights: Mapping[str, np.ndarray], settings: Mapping[str, Any], training: bool | None) -> bool:
+    """Return True if what was recorded of a call leaves open what its output is."""
+    needed = next((names for start, names in _NEEDED.items() if kind.startswith(start)), ())
+    if any(not isinstance(settings.get(name), (int, float)) for name in needed):
+        return True
+    if kind in ("layernorm", "rmsnorm"):
+        return "weight" not in weights  # which shows the number of axes
+    if "dropout" in kind:
+        return training is not False and settings.get("p") != 0  # the dropped elements are not recorded
+    if kind.startswith("instancenorm"):
+        return "running_mean" in weights and not training
+    return kind.startswith("batchnorm") and training is None
 
 
-def _rms_norm(call: Call) -> Part:
-    x, shape = _of_last_axes(call)
-    axes = tuple(range(x.ndim - len(shape), x.ndim))
-    return whole(_scaled(call, normalised(x, axes, call.setting("eps", call.eps), centred=False), shape))
-
-
-def _channels(x: np.ndarray) -> tuple[int, ...]:
-    return (1, -1) + (1,) * (x.ndim - 2)
-
-
-def _batch_norm(call: Call) -> Part:
-    x, eps = call.inputs[0], call.setting("eps")
-    if call.training is None:
-        raise KeyError("training")
-    if call.training or "running_mean" not in call.weights:
-        result = normalised(x, (0, *range(2, x.ndim)), eps)
-    else:
-        result = by_statistics(x, call.weights["running_mean"], call.weights["running_var"], eps, train=False)
-    return whole(_scaled(call, result, _channels(x)))
-
-
-def _instance_norm(call: Call) -> Part:
-    x = call.inputs[0]
-    if "running_mean" in call.weights and not call.training:
-        raise KeyError("training")
-    return whole(_scaled(call, normalised(x, tuple(range(2, x.ndim)), call.setting("eps")), _channels(x)))
-
-
-def _group_norm(call: Call) -> Part:
-    x, groups = call.inputs[0], int(call.setting("num_groups"))
-    return whole(_scaled(call, grouped(x, groups, call.setting("eps")), _channels(x)))
-
-
-# -- element by element ------------------------------------------------------------------------------------------------
-
-
-def _each(function: kernels.Function) -> Callable[[Call], Part]:
-    return lambda call: whole(function(call.inputs[0]))
-
-
-def _gelu(call: Call) -> Part:
-    tanh = call.settings.get("approximate", "none") == "tanh"
-    return whole((kernels.gelu_tanh if tanh else kernels.gelu)(call.inputs[0]))
-
-
-def _elu(call: Call) -> Part:
-    return whole(kernels.act(call.inputs[0], "ELU", call.setting("alpha", 1.0)))
-
-
-def _celu(call: Call) -> Part:
-    x, alpha = call.inputs[0], call.setting("alpha", 1.0)
-    return whole(np.where(x > 0, x, alpha * np.expm1(np.minimum(x / alpha, 0))))
-
-
-def _softplus(call: Call) -> Part:
-    return whole(kernels.act(call.inputs[0], "softplus", call.setting("beta", 1.0)))
-
-
-def _prelu(call: Call) -> Part:
-    x, slope = call.inputs[0], call.weights["weight"]
-    return whole(np.where(x > 0, x, (slope.reshape(_channels(x)) if slope.size > 1 else slope.item()) * x))
-
-
-def _softmax(call: Call) -> Part:
-    """Return a softmax over the axis that fits the recorded output best, as the set axis is not recorded."""
-    x = call.inputs[0]
-    return Part(x, lambda out: out, of=lambda out: _by_axis(x, out, kernels.softmax))
-
-
-def _log_softmax(call: Call) -> Part:
-    x = call.inputs[0]
-    return Part(x, lambda out: out, of=lambda out: _by_axis(x, out, lambda v, k: np.log(kernels.softmax(v, k))))
-
-
-def _by_axis(x: np.ndarray, out: np.ndarray, function: Callable[[np.ndarray, int], np.ndarray]) -> np.ndarray:
-    results = [function(x, axis) for axis in range(x.ndim) if x.shape[axis] > 1]
-    return min(results, key=lambda result: float(np.linalg.norm(result - out)))
-
-
-def _dropout(call: Call) -> Part:
-    if call.training is not False and call.settings.get("p") != 0:
-        raise KeyError("training")  # the dropped elements are not recorded
-    return whole(call.inputs[0])
-
-
-def _flatten(call: Call) -> Part:
-    return whole(call.inputs[0].reshape(call.shape))
-
-
-_FUNCTIONS = {
-    "relu": "ReLU", "relu6": "ReLU6", "swish": "SiLU", "mish": "Mish", "tanh": "tanh", "sigmoid": "sigmoid",
-    "selu": "SELU", "hardswish": "Hardswish", "hardsigmoid": "Hardsigmoid",
-}  # fmt: skip
-_LAYERS: dict[str, Callable[[Call], Part]] = {
-    **{kind: _each(kernels.FUNCTIONS[name]) for kind, name in _FUNCTIONS.items()},
-    "softsign": _each(lambda x: x / (1 + np.abs(x))),
-    "logsigmoid": _each(lambda x: -np.logaddexp(0, -x)),
-    "tanhshrink": _each(lambda x: x - np.tanh(x)),
-    "identity": _each(lambda x: x),
-    "leakyrelu": lambda call: whole(kernels.leaky(call.setting("slope"))(call.inputs[0])),
-    "gelu": _gelu,
-    "elu": _elu,
-    "celu": _celu,
-    "softplus": _softplus,
-    "prelu": _prelu,
-    "softmax": _softmax,
-    "logsoftmax": _log_softmax,
-    "dropout": _dropout,
-    "flatten": _flatten,
-    "linear": _linear,
-    "embedding": _embedding,
-    "layernorm": _layer_norm,
-    "rmsnorm": _rms_norm,
-    "groupnorm": _group_norm,
-    **{f"batchnorm{n}d": _batch_norm for n in (1, 2, 3)},
-    **{f"instancenorm{n}d": _instance_norm for n in (1, 2, 3)},
-    **{f"conv{n}d": _conv for n in (1, 2, 3)},
-    **{f"{how}pool{n}d": _pool(how) for how in ("max", "avg", "adaptiveavg", "adaptivemax") for n in (1, 2, 3)},
-}
-
-
-# Most elements of a layer's input or output to compute.
-_MOST_RECORDED = 300_000
+# Most elements of a layer's input or output to compute, and most products.
+_MOST_ELEMENTS, _MOST_PRODUCTS = 300_000, 20_000_000
 #: Distance of the numbers of a dtype at 1.
 _EPS = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
 
@@ -461,22 +186,35 @@ class Recorded:
             axis = int(channels)
             if kind != "flatten" and layer_input.shape[axis] != record.shape[axis]:
                 return None
-            count = min(
-                layer_input.shape[axis],
-                max(1, _MOST_RECORDED * layer_input.shape[axis] // max(layer_input.size, record_size(record), 1)),
-            )
-            cut: tuple[slice, ...] = (*(slice(None),) * axis, slice(count))
+            extent = layer_input.shape[axis]
+            size, count = max(layer_input.size, math.prod(record.shape), 1), extent
+            if size > _MOST_ELEMENTS:
+                count = max(1, _MOST_ELEMENTS * extent // size)
+            shape = [*record.shape]
+            cut = [slice(None)] * len(shape)
+            if "weight" in weights and kind.startswith(("linear", "conv")):
+                # Of large products only some outputs are computed, too.
+                matrix, at = weights["weight"], -1 if kind == "linear" else 1
+                each = math.prod(shape) // extent * matrix.size // len(matrix)
+                count = min(count, max(1, _MOST_PRODUCTS // max(each, 1)))
+                outputs = max(1, len(matrix) * _MOST_PRODUCTS // max(each, 1))
+                if outputs < len(matrix) and layer.settings.get("groups", 1) == 1 and "transpose" not in kind:
+                    weights = {slot: values[:outputs] for slot, values in weights.items()}
+                    shape[at], cut[at] = outputs, slice(outputs)
             if channels:
                 weights = {slot: values[:count] for slot, values in weights.items()}
-            given = as_float64(layer_input[cut])
+            shape[axis], cut[axis] = count, slice(count)
+            given = as_float64(layer_input[(slice(None),) * axis + (slice(count),)])
         except (PadiffError, ValueError, IndexError):
             return None
-        if not np.isfinite(given).all():
+        settings = dict(layer.settings)
+        if kind == "rmsnorm":
+            settings = {"eps": _EPS.get(coarse(tensor.dtype), _EPS["float32"]), **settings}
+        if not np.isfinite(given).all() or _is_open(kind, weights, settings, training):
             return None
-        shape = tuple(count if k == axis else extent for k, extent in enumerate(record.shape))
-        eps = _EPS.get(coarse(tensor.dtype), _EPS["float32"])
-        result = computed(Call(kind, (given,), weights, layer.settings, training, shape, self.info.framework, eps))
-        return None if result is None else result.cut(cut)
+        call = Called(kind, settings, (), {}, True, self.info.framework, tuple(shape), training)
+        forms = _computed(call, given, weights)
+        return Part(forms, tuple(cut)) if forms else None
 
     def _of_layer(
         self, layer: Layer, given: np.ndarray, others: Mapping[str, np.ndarray] | None
@@ -516,19 +254,13 @@ def recorded(steps: Both[Step], infos: Both[RunInfo], graphs: Both[Graph] | None
 def off_by(part: Part, record: Record) -> float | None:
     """Return the relative L2 error of a recorded output against its computed part; `None` if unknown."""
     try:
-        picked = part.pick(record.value).astype(np.float64)
-        values = part.values if part.of is None else part.of(picked)
+        picked, values = part.values(record)
     except (PadiffError, ValueError, IndexError):
         return None  # only a sketch of the output is recorded, or its file was deleted
     norm = float(np.linalg.norm(values))
     if picked.shape != values.shape or not math.isfinite(norm) or not norm:
         return None
     return float(np.linalg.norm(picked - values)) / norm if np.isfinite(picked).all() else math.inf
-
-
-def record_size(record: Record) -> int:
-    """Return the count of elements of a record."""
-    return math.prod(record.shape)
 
 
 def rounding(dtype: str) -> float:
