@@ -9,11 +9,11 @@ from functools import cached_property
 
 import numpy as np
 
+from padiff.compare.diagnose.computing.recorded_losses import RecordedLoss, loss_settings, recorded_losses
 from padiff.compare.diagnose.place import Place, agreeing
 from padiff.compare.diagnose.recompute.of_layers import Recorded
 from padiff.compare.diagnose.traced import Graph, Relations
 from padiff.compare.judge.policy import Policy
-from padiff.compare.measure.losses import RecordedLoss, loss_settings, recorded_losses
 from padiff.frameworks.catalog import SPELLINGS, is_loss, number_text
 from padiff.frameworks.losses import ROLES
 from padiff.model import equivalents

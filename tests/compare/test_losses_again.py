@@ -11,7 +11,7 @@ import torch
 from paddle.nn import functional as paddle_functional
 from torch.nn import functional as torch_functional
 
-from padiff.compare.measure.losses import loss_of, loss_settings
+from padiff.compare.diagnose.computing.recorded_losses import loss_of, loss_settings
 
 RNG = np.random.default_rng(0)
 ROWS, CLASSES = 12, 5

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from padiff.compare.declared.layers import loss_fix
+from padiff.compare.diagnose.computing.recorded_losses import RecordedLoss, loss_of, loss_settings, recorded_losses
 from padiff.compare.diagnose.hypotheses import transforms
 from padiff.compare.diagnose.hypotheses.diff_context import DiffContext
-from padiff.compare.measure.losses import RecordedLoss, loss_of, loss_settings, recorded_losses
 from padiff.compare.measure.operands import operands
 from padiff.errors import RunFolderError, SketchOnlyError
 from padiff.frameworks.catalog import SPELLINGS

@@ -21,7 +21,7 @@ from padiff.compare.diagnose.computing.formula import (
     constant,
     swapped,
 )
-from padiff.compare.diagnose.computing.layer_formulas import OF_BLOCKS
+from padiff.compare.diagnose.computing.layer_formulas import ACTIVATIONS, OF_BLOCKS
 from padiff.compare.diagnose.kernels import RESIZED, each
 from padiff.frameworks.settings import conventions_of
 
@@ -627,12 +627,40 @@ def _cross_entropy(add: Add, formula: Formula, inputs: KnownInputs, framework: s
         )
         return add("reshape", _cross_entropy(add, formula, flat, framework), shape=(*shape[:-1], 1))
     if formula.values[labels].dtype.kind == "f":
-        if smoothing or weights is not None or formula.values[labels].shape != shape:
+        if formula.values[labels].shape != shape:
             raise UnknownError("cross_entropy of probabilities")
-        return _reduced_loss(add, formula, _of_targets(add, labels, logs), inputs)
-    if weights is not None and smoothing:
-        raise UnknownError("cross_entropy with weights and smoothing")
+        return _of_shares(add, formula, inputs, framework, logs, smoothing)
+    is_own = weights is not None or int(inputs.argument(("ignore_index",), -1, -100)) >= 0
+    if smoothing and is_own and conventions_of(framework).counts_ignored:
+        hot = add("targets", add("reshape", labels, shape=shape[:-1]), classes=shape[-1], smoothing=0.0)
+        inputs = KnownInputs(inputs.function, {**inputs.nodes, 1: hot}, inputs.arguments)
+        return _of_shares(add, formula, inputs, framework, logs, smoothing)
     return _of_labels(add, formula, inputs, framework, logs, smoothing)
+
+
+def _of_shares(add: Add, formula: Formula, inputs: KnownInputs, framework: str, logs: int, smoothing: float) -> int:
+    """Write the loss of log-probabilities and the share of each class in a row, both with their classes last.
+
+    In paddle a row has one weight for all of its classes, and an ``ignore_index`` of 0 or more makes the mean divide by
+    the (weighted) number of shares that differ from it.
+    """
+    shares, weights, among = inputs.nodes[1], inputs.nodes.get(2), -1
+    if smoothing:
+        kept = add("mul", shares, formula.leaf(constant(1 - smoothing), CONSTANT))
+        shares = add("add", kept, formula.leaf(constant(smoothing / formula.values[logs].shape[-1]), CONSTANT))
+    if not conventions_of(framework).counts_ignored:
+        weighed = logs if weights is None else add("mul", logs, weights)
+        return _reduced_loss(add, formula, _of_targets(add, shares, weighed), inputs)
+    rows, ignored = _of_targets(add, shares, logs), int(inputs.argument(("ignore_index",), -1, -100))
+    if weights is not None:
+        among = add("reduced", add("mul", shares, weights), by="sum", axis=-1, keepdims=True)
+        rows = add("mul", rows, add("reduced", among, by="sum", axis=-1))
+    if ignored >= 0:
+        counted = add("cast", add("ne", shares, formula.leaf(np.asarray(ignored), CONSTANT)), dtype="float32")
+        among = counted if among < 0 else add("mul", counted, among)
+    if among < 0 or inputs.argument(("reduction",), -1, "mean") != "mean":
+        return _reduced_loss(add, formula, rows, inputs)
+    return add("div", add("reduced", rows, by="sum"), add("reduced", among, by="sum"))
 
 
 def _of_labels(
@@ -643,18 +671,21 @@ def _of_labels(
     if formula.values[labels].shape != shape[:-1]:
         labels = add("reshape", labels, shape=shape[:-1])
     targets = add("targets", labels, classes=shape[-1], smoothing=smoothing)
-    rows = _of_targets(add, targets, logs)
+    by_class = weights is not None and smoothing > 0
+    rows = _of_targets(add, targets, add("mul", logs, inputs.node(2)) if by_class else logs)
     ignored = int(inputs.argument(("ignore_index",), -1, -100))
     counted: int | None = None
     if bool((formula.values[labels] == ignored).any()):
         counted = add("ne", labels, formula.leaf(np.asarray(ignored), CONSTANT))
         counted = add("cast", counted, dtype="float32")
+    if by_class and counted is not None:
+        rows = add("mul", rows, counted)
     if weights is not None:
         class_weights = add("of_classes", weights, labels)
         counted = class_weights if counted is None else add("mul", class_weights, counted)
     if counted is None:
         return _reduced_loss(add, formula, rows, inputs)
-    rows = add("mul", rows, counted)
+    rows = rows if by_class else add("mul", rows, counted)
     all_count = weights is None and conventions_of(framework).counts_ignored and ignored < 0
     if inputs.argument(("reduction",), -1, "mean") != "mean" or all_count:
         return _reduced_loss(add, formula, rows, inputs)
@@ -684,18 +715,27 @@ def _nll(add: Add, formula: Formula, inputs: KnownInputs, framework: str) -> int
 
 
 def _squares(add: Add, formula: Formula, inputs: KnownInputs, framework: str) -> int:
-    return _reduced_loss(add, formula, add("square", add("sub", *_two(inputs))), inputs)
+    return _of_errors(add, formula, add("square", add("sub", *_two(inputs))), inputs)
 
 
 def _absolute(add: Add, formula: Formula, inputs: KnownInputs, framework: str) -> int:
-    return _reduced_loss(add, formula, add("abs", add("sub", *_two(inputs))), inputs)
+    return _of_errors(add, formula, add("abs", add("sub", *_two(inputs))), inputs)
+
+
+def _of_errors(add: Add, formula: Formula, rows: int, inputs: KnownInputs) -> int:
+    """Write the reduced losses of errors; but for Huber's, a mean of weighed losses divides by the weights."""
+    divides = inputs.function != "huber_loss" and inputs.argument(("reduction",), -1, "mean") == "mean"
+    rows = _weighed(add, rows, inputs)
+    if 2 not in inputs.nodes or not divides:
+        return _reduced_loss(add, formula, rows, inputs)
+    return add("div", add("reduced", rows, by="sum"), add("reduced", inputs.node(2), by="sum"))
 
 
 def _smooth(add: Add, formula: Formula, inputs: KnownInputs, framework: str) -> int:
     beta = float(inputs.argument(("beta", "delta"), -1, 1.0))
     divided = not conventions_of(framework).smooth_undivided and inputs.function != "huber_loss"
     rows = add("huber", add("sub", *_two(inputs)), beta=beta, divided=divided)
-    return _reduced_loss(add, formula, rows, inputs)
+    return _of_errors(add, formula, rows, inputs)
 
 
 def _with_logits(add: Add, formula: Formula, inputs: KnownInputs, framework: str) -> int:
@@ -717,17 +757,24 @@ def _weighed(add: Add, rows: int, inputs: KnownInputs) -> int:
 
 def _binary_loss(add: Add, formula: Formula, inputs: KnownInputs, framework: str) -> int:
     shares, targets = _two(inputs)
-    unit = formula.leaf(constant(1.0), CONSTANT)
-    rows = add("mul", targets, add("log", shares))
-    others = add("mul", add("sub", unit, targets), add("log", add("sub", unit, shares)))
+    unit, sure = formula.leaf(constant(1.0), CONSTANT), np.isin(formula.values[shares], (0.0, 1.0)).any()
+
+    def log(node: int) -> int:  # both frameworks have this bound
+        return add("clamp", add("log", node), low=-100.0) if sure else add("log", node)
+
+    rows = add("mul", targets, log(shares))
+    others = add("mul", add("sub", unit, targets), log(add("sub", unit, shares)))
     return _reduced_loss(add, formula, _weighed(add, add("neg", add("add", rows, others)), inputs), inputs)
 
 
 def _divergence(add: Add, formula: Formula, inputs: KnownInputs, framework: str) -> int:
     logs, targets = _two(inputs)
-    if inputs.argument(("log_target",), -1, False) or (formula.values[targets] <= 0).any():
+    if inputs.argument(("log_target",), -1, False):
+        return _reduced_loss(add, formula, add("mul", add("exp", targets), add("sub", targets, logs)), inputs)
+    if (formula.values[targets] < 0).any():
         raise UnknownError("kl_div")
-    return _reduced_loss(add, formula, add("mul", targets, add("sub", add("log", targets), logs)), inputs)
+    positive = targets if formula.values[targets].all() else add("clamp", targets, low=1e-300)
+    return _reduced_loss(add, formula, add("mul", targets, add("sub", add("log", positive), logs)), inputs)
 
 
 def _picked(add: Add, formula: Formula, inputs: KnownInputs, framework: str) -> int:
@@ -774,11 +821,6 @@ _UNARY = frozenset({"neg", "sqrt", "rsqrt", "exp", "log", "sin", "cos", "abs", "
                     "erfc", "acos", "asin", "acosh", "asinh", "atanh", "isnan", "isinf", "isfinite",
                     "floor", "ceil", "trunc"})  # fmt: skip
 _SAME = frozenset({"contiguous", "clone", "assign", "dropout", "dropout2d", "dropout3d", "alpha_dropout", "identity"})
-#: Elementwise functions, by their common names.
-ACTIVATIONS = {
-    "relu": "ReLU", "sigmoid": "sigmoid", "tanh": "tanh", "swish": "SiLU", "silu": "SiLU", "relu6": "ReLU6",
-    "selu": "SELU", "mish": "Mish", "hardswish": "Hardswish", "hardsigmoid": "Hardsigmoid", "logsigmoid": "",
-}  # fmt: skip
 _NUMBERED = {"leaky_relu": ("leaky ReLU", "negative_slope", 0.01), "elu": ("ELU", "alpha", 1.0),
              "softplus": ("softplus", "beta", 1.0)}  # fmt: skip
 _REDUCING = frozenset({"sum", "mean", "max", "min", "prod", "var", "std", "logsumexp", "norm"})

@@ -139,9 +139,10 @@ OF_BLOCKS: Mapping[str, Writing] = {
 
 #: Layers that return their input.
 _SAME = frozenset({"identity", "dropout", "dropout1d", "dropout2d", "dropout3d", "alphadropout"})
-_ACTIVATIONS = {
-    "relu": "ReLU", "relu6": "ReLU6", "swish": "SiLU", "tanh": "tanh", "sigmoid": "sigmoid", "selu": "SELU",
-    "mish": "Mish", "hardswish": "Hardswish", "hardsigmoid": "Hardsigmoid",
+#: Elementwise functions, by their common names.
+ACTIVATIONS = {
+    "relu": "ReLU", "sigmoid": "sigmoid", "tanh": "tanh", "swish": "SiLU", "silu": "SiLU", "relu6": "ReLU6",
+    "selu": "SELU", "mish": "Mish", "hardswish": "Hardswish", "hardsigmoid": "Hardsigmoid", "logsigmoid": "",
 }  # fmt: skip
 _NUMBERED = {"leakyrelu": ("leaky ReLU", "slope", 0.01), "elu": ("ELU", "alpha", 1.0),
              "softplus": ("softplus", "beta", 1.0)}  # fmt: skip
@@ -193,8 +194,8 @@ def writings(called: Called) -> Iterator[LayerWriting]:
     kind = called.kind
     if kind in _SAME:
         yield lambda add, formula, call: call.inputs[0]
-    elif kind in _ACTIVATIONS:
-        yield lambda add, formula, call: add("act", call.inputs[0], function=_ACTIVATIONS[kind])
+    elif ACTIVATIONS.get(kind):
+        yield partial(_act, function=ACTIVATIONS[kind])
     elif kind == "gelu":
         forms = ["exact GELU", "tanh-form GELU"]
         for form in forms[::-1] if called.setting("approximate", "none") in ("tanh", True) else forms:

@@ -12,9 +12,9 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from padiff.compare.diagnose.computing.recorded_losses import RecordedLoss, loss_of, loss_settings, recorded_losses
 from padiff.compare.diagnose.hypotheses.diff_context import DiffContext
 from padiff.compare.diagnose.hypotheses.hypothesis import Hypothesis, Prediction
-from padiff.compare.measure.losses import RecordedLoss, loss_of, loss_settings, recorded_losses
 from padiff.errors import PadiffError
 from padiff.records import Both, Record, RunInfo, Step, is_of_loss, loss_role, settings_at
 
