@@ -55,25 +55,6 @@ Replaced = Callable[[tuple[Any, ...], Any], Any]
 OnGradient = Callable[[Any], Any]
 
 
-class GradientHook(Protocol):
-    """A reusable hook on a gradient: the same object serves one tensor after the other.
-
-    The hook may go to the next tensor when no graph refers to the hook any more, so when only its creator holds it.
-
-    Attributes:
-        callback: the function that the hook calls.
-    """
-
-    @property
-    def callback(self) -> Any: ...
-
-    def register(self, tensor: Any) -> bool:
-        """Set this hook on a tensor, as `Hooking.on_gradient` does; return True on success.
-
-        The method fails if the tensor has other hooks, or if another hook was added to this one.
-        """
-
-
 class FunctionListener(Protocol):
     """A listener that is called around the functions and operators of a model's code.
 
@@ -297,9 +278,6 @@ class Hooking(Protocol):
         The output of an operation gets the whole gradient of the backward; a parameter gets the gradient that this
         backward adds.
         """
-
-    def gradient_hook(self, gradient: OnGradient) -> GradientHook | None:
-        """Return a reusable hook; `None` if the framework has no reusable hooks."""
 
     def aside(self) -> AbstractContextManager[Any]:
         """Return a context that hides calls from the user's dispatch modes. Callbacks of hooks run inside it."""

@@ -101,6 +101,17 @@ class ClipCall:
     total_norm: Any = None
 
 
+def clip_by_norm(arguments: dict[str, Any], output: Any) -> ClipCall:
+    """Return a call of ``clip_grad_norm_``, whose result is the norm before."""
+    order = float(arguments["norm_type"])
+    return ClipCall("global_norm" if order == 2 else "norm", float(arguments["max_norm"]), order, output)
+
+
+def clip_by_value(arguments: dict[str, Any], output: Any) -> ClipCall:
+    """Return a call of ``clip_grad_value_``."""
+    return ClipCall("value", float(arguments["clip_value"]))
+
+
 class LossObserver(Protocol):
     """An observer of loss functions, gradient clipping and backward.
 

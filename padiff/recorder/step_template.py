@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from padiff.frameworks.base import Framework
-from padiff.frameworks.hooking import GradientHook
 from padiff.recorder.calls import Call
 from padiff.recorder.record_buffer import RecordBuffer
 from padiff.recorder.tensor_copy import OutputSite, Sampled, SeenTensor, SkippedTensor, TemplateSlot, TensorCopy
@@ -112,8 +111,6 @@ class StepTemplate:
         calls, numbered: calls and tensors of the trace.
         counted: path and mode of calls, with the number of the next call.
         marks: marks before each event and after the last one.
-        hooks: by tensor, the hook that a step following the plan put on the gradient.
-        course: reference to the step that follows the plan now.
     """
 
     def __init__(self, about: tuple[Any, ...], events: list[Event], tensors: int) -> None:
@@ -126,8 +123,6 @@ class StepTemplate:
         self.numbered: list[TemplateSlot] = []
         self.counted: list[tuple[tuple[str, bool], int]] = []
         self.marks: list[Mark] = []
-        self.hooks: list[GradientHook | None] = [None] * tensors
-        self.course = ActiveMatcher()
         self.history: list[list[tuple[int, Operand]]] = [[] for _ in range(tensors)]
         for number, event in enumerate(events):
             for operand in event.operands or ():

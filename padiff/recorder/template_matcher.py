@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import weakref
 from collections.abc import Sequence
 from functools import partial
@@ -164,34 +163,21 @@ class Activations:
         self._closed = True
 
 
-def _references() -> int:
-    hooks = [object()]
-    before = hooks[0]
-    return sys.getrefcount(before)
-
-
-#: Reference count of a hook to which only a list refers, counted in the same way as `TemplateMatcher` does.
-_FREE = _references()
-
-
 class _Callback:
-    """Gradient hook of one of a plan's tensors; passes gradients to the step that currently follows the plan.
+    """Gradient hook of one of a plan's tensors; a graph that lives on holds this callback, not the rest of the step.
 
     Attributes:
-        course: holder of the current step; None once the hook is out of use, though a graph of an earlier step may
-            still call the hook.
+        course: holder of the step, which is empty after the step's end.
         place: index of the tensor in the plan.
     """
 
     __slots__ = ("course", "place")
 
     def __init__(self, course: ActiveMatcher, place: int) -> None:
-        self.course: ActiveMatcher | None = course
-        self.place = place
+        self.course, self.place = course, place
 
     def __call__(self, gradient: Any) -> None:
-        course = self.course
-        following = None if course is None else course.following
+        following = self.course.following
         if following is None or following.guard.tripped:
             return
         try:
@@ -229,11 +215,10 @@ class TemplateMatcher:
         tensors = framework.tensors
         self._type, self._is_tensor = tensors.TYPE, tensors.is_tensor
         self._version, self._address = tensors.WRITTEN, tensors.address
-        self._hook, self.aside = framework.hooks.gradient_hook, framework.hooks.aside
+        self.aside = framework.hooks.aside
         self.guard, self.interrupts = activations.guard, activations.interrupts
         self._transforming, self._recomputing = framework.hooks.transforming, framework.hooks.recomputing
         self._plan, self._events = plan, plan.events
-        self._hooks = plan.hooks
         self._records, self._tracer, self._calls, self._activations = records, tracer, calls, activations
         self.running, self._copier = calls.running, records.copier
         self._addresses = self._copier.samples.lay(plan.kinds, plan.others)
@@ -250,7 +235,7 @@ class TemplateMatcher:
         self._followed: set[int] = set()
         self._ended = self.left = False
         self._course = ActiveMatcher()
-        self._course.following = plan.course.following = self
+        self._course.following = self
         records.following = activations.tensors.following = self
 
     @property
@@ -368,10 +353,7 @@ class TemplateMatcher:
         if operand.copy is not None and not self._copied(operand.copy, tensor):
             return False
         if operand.follow:
-            hook = self._hooks[place]
-            # A hook that is still part of a graph may be called with gradients of an earlier step.
-            if hook is None or sys.getrefcount(hook) > _FREE or not hook.register(tensor):
-                self._follow(place, tensor)
+            self._activations.hook(tensor, _Callback(self._course, place))
         if operand.fresh:
             self._alive[place], self._places[id(tensor)] = weakref.ref(tensor), place
             self._versions[place] = version
@@ -388,18 +370,6 @@ class TemplateMatcher:
         else:
             form.copy_sample(start, self._row(copy.number))
         return True
-
-    def _follow(self, place: int, tensor: Any) -> None:
-        """Register a new hook on the gradient of a tensor."""
-        hooks = self._hooks
-        before = hooks[place]
-        if before is not None:
-            before.callback.course = None
-        hook = hooks[place] = self._hook(_Callback(self._plan.course, place))
-        if hook is None or not hook.register(tensor):
-            hooks[place] = None
-            # A graph that lives on then holds this callback only, not the rest of the step.
-            self._activations.hook(tensor, _Callback(self._course, place))
 
     # -- records ---------------------------------------------------------------------------------------------
 
@@ -449,8 +419,6 @@ class TemplateMatcher:
     def end(self) -> None:
         """End the step: gradients that come later are ignored."""
         self._ended, self._course.following = True, None
-        if self._plan.course.following is self:
-            self._plan.course.following = None
         self._records.following = self._activations.tensors.following = None
 
     def _bring(self, place: int) -> None:

@@ -30,7 +30,7 @@ from padiff.frameworks.hooking import (
     breadth_first,
 )
 from padiff.frameworks.interception import DirectCalls, InterceptedCall, Interception, OutermostCalls
-from padiff.frameworks.losses import ROLES, ClipCall, Function, LossCalls, LossObserver
+from padiff.frameworks.losses import ROLES, ClipCall, Function, LossCalls, LossObserver, clip_by_norm, clip_by_value
 from padiff.system.guard import RAISING, Guard
 
 # Modules of paddle's functions: a call from one of these modules is made by paddle.
@@ -274,7 +274,7 @@ def _smooth_l1(arguments: dict[str, Any]) -> dict[str, Any]:
 
 
 def _clips() -> Iterator[tuple[Any, str, Callable[[dict[str, Any], Any], ClipCall | None]]]:
-    reads = {"clip_grad_norm_": _by_norm, "clip_grad_value_": _by_value}
+    reads = {"clip_grad_norm_": clip_by_norm, "clip_grad_value_": clip_by_value}
     for name, read in reads.items():
         if hasattr(paddle.nn.utils, name):
             yield paddle.nn.utils, name, read
@@ -287,16 +287,6 @@ def _scalers() -> Iterator[tuple[Any, str, Callable[[Any], float]]]:
 
 def _scale(scaler: Any) -> float:
     return float(scaler._scale.item()) if scaler.is_enable() else 1.0
-
-
-def _by_norm(arguments: dict[str, Any], output: Any) -> ClipCall:
-    order = float(arguments["norm_type"])
-    kind = "global_norm" if order == 2 else "norm"
-    return ClipCall(kind, float(arguments["max_norm"]), order, output)
-
-
-def _by_value(arguments: dict[str, Any], output: Any) -> ClipCall:
-    return ClipCall("value", float(arguments["clip_value"]))
 
 
 RAISES_AS_IT_IS = False  # paddle raises an OSError for any exception
@@ -390,10 +380,6 @@ def hear_functions(listener: FunctionListener) -> FunctionTracing:
 def on_gradient(tensor: Any, gradient: OnGradient) -> Handle | None:
     handle: Handle | None = None if tensor.stop_gradient else tensor.register_hook(gradient)
     return handle
-
-
-def gradient_hook(gradient: OnGradient) -> None:
-    return None  # paddle creates a new object for each hook
 
 
 def behind(tensor: Any, most: int) -> Iterator[tuple[Any, int]]:

@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 from padiff.frameworks.catalog import common_name, heard_name, parameters_of
 from padiff.frameworks.hooking import FunctionListener, Handle, HookEntry, OnCall, OnGradient, Replaced, breadth_first
 from padiff.frameworks.interception import InterceptedCall, Interception, Listener
-from padiff.frameworks.losses import ROLES, ClipCall, Function, LossCalls, LossObserver
+from padiff.frameworks.losses import ROLES, ClipCall, Function, LossCalls, LossObserver, clip_by_norm, clip_by_value
 from padiff.frameworks.torch.calls import OWN_CLASSES, building, call_aside, is_compiling
 from padiff.frameworks.torch.calls import aside as aside
 from padiff.frameworks.torch.calls import on_calls as on_calls
@@ -326,7 +326,7 @@ def _cross_entropy(arguments: dict[str, Any]) -> dict[str, Any]:
 
 
 def _clips() -> Iterator[tuple[Any, str, Callable[[dict[str, Any], Any], ClipCall | None]]]:
-    reads = {"clip_grad_norm_": _by_norm, "clip_grads_with_norm_": _with_norm, "clip_grad_value_": _by_value}
+    reads = {"clip_grad_norm_": clip_by_norm, "clip_grads_with_norm_": _with_norm, "clip_grad_value_": clip_by_value}
     for name, read in reads.items():
         if hasattr(utils, name):
             yield utils, name, read
@@ -342,19 +342,9 @@ def _scalers() -> Iterator[tuple[Any, str, Callable[[Any], float]]]:
             yield scaler, "scale", lambda self: float(self.get_scale())
 
 
-def _by_norm(arguments: dict[str, Any], output: Any) -> ClipCall:
-    order = float(arguments["norm_type"])
-    kind = "global_norm" if order == 2 else "norm"
-    return ClipCall(kind, float(arguments["max_norm"]), order, output)
-
-
 def _with_norm(arguments: dict[str, Any], output: Any) -> ClipCall:
     # The order of the norm is unknown here: only the caller knows it.
     return ClipCall("global_norm", float(arguments["max_norm"]), None, arguments["total_norm"])
-
-
-def _by_value(arguments: dict[str, Any], output: Any) -> ClipCall:
-    return ClipCall("value", float(arguments["clip_value"]))
 
 
 RAISES_AS_IT_IS = True
@@ -394,7 +384,7 @@ def hear_functions(listener: FunctionListener) -> FunctionTracing:
 def on_gradient(tensor: Any, gradient: OnGradient) -> Handle | None:
     if not tensor.requires_grad:
         return None
-    hooks = gradient_hook(gradient)
+    hooks = _Hooks(gradient)
     if hooks.register(tensor):
         return _OfGraph(hooks, _KEY)
     existing = tensor._backward_hooks
@@ -404,10 +394,6 @@ def on_gradient(tensor: Any, gradient: OnGradient) -> Handle | None:
         return HookEntry(existing, gradient)
     handle: Handle = tensor.register_hook(gradient)
     return handle
-
-
-def gradient_hook(gradient: OnGradient) -> _Hooks:
-    return _Hooks(gradient)
 
 
 # Below 0, because torch counts its keys from 0.
@@ -421,11 +407,10 @@ class _Hooks(dict[int, OnGradient]):
     warn of unsaved hooks when a tensor is saved.
     """
 
-    __slots__ = ("__weakref__", "callback")
+    __slots__ = ("__weakref__",)
 
     def __init__(self, gradient: OnGradient) -> None:
         super().__init__()
-        self.callback: Any = gradient
         self[_KEY] = gradient
 
     def __iter__(self) -> Iterator[int]:
@@ -441,10 +426,8 @@ class _Hooks(dict[int, OnGradient]):
         return key
 
     def discard(self, key: int) -> None:
-        """Remove a hook and all references to it."""
+        """Remove a hook."""
         self.pop(key, None)
-        if key == _KEY:
-            self.callback = None
 
     def register(self, tensor: Any) -> bool:
         """Register this hook on a tensor as `register_hook` does, in half the time; return True on success.
