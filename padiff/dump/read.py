@@ -17,7 +17,6 @@ from padiff.dump.format import (
     PARAMS_FILE,
     REPORT_FILE,
     RUN_FILE,
-    SCHEMA_VERSION,
     STEPS,
     names_of,
     neighbours_of,
@@ -25,10 +24,10 @@ from padiff.dump.format import (
     step_folder,
     tree_from_json,
 )
-from padiff.dump.medium import STEP_FILE, Explained, check_inside, is_whole, read_json, read_text, steps_in
+from padiff.dump.medium import STEP_FILE, Explained, check_inside, is_whole, read_text, steps_in
 from padiff.dump.pack import PACK_FILE, PackReader
 from padiff.dump.safetensors import Fetching
-from padiff.dump.step_files import FileReader
+from padiff.dump.step_files import FileReader, read_part
 from padiff.dump.store import AnyPath, RemotePath, absolute, as_remote, is_location, local_only, run_folder
 from padiff.dump.untrusted import as_int, open_plain, plain
 from padiff.dump.weight_files import Packs, read_floors
@@ -224,7 +223,7 @@ def _read_rank(folder: Path, files: Sequence[str]) -> tuple[RunInfo, Step]:
 
 def read_info(run_file: AnyPath) -> RunInfo:
     """Read ``run.json``."""
-    content = _read_json(run_file)
+    content = read_part(run_file)
     with Explained(run_file):
         return _info(content, tuple(layer for layer, _ in tree_from_json(content["tree"])))
 
@@ -264,10 +263,6 @@ def _lines(content: Mapping[str, Any]) -> dict[str, Frame]:
         str(key): Frame(str(file), as_int(line), str(function), str(code))
         for key, (file, line, function, code) in content.items()
     }
-
-
-def _read_json(path: AnyPath) -> Any:
-    return read_json(path, path.parent, SCHEMA_VERSION, f"{path.parent} is no run folder, or a part of one")
 
 
 #: Steps that are prefetched after the current one.

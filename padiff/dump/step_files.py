@@ -277,7 +277,7 @@ class FileReader:
         Raises:
             RunFolderError: none of the files exists, or one of them is damaged.
         """
-        contents = [(folder / name, _read_json(folder / name)) for name in files if (folder / name).exists()]
+        contents = [(folder / name, read_part(folder / name)) for name in files if (folder / name).exists()]
         if not contents:
             raise RunFolderError(f"{folder} holds neither {' nor '.join(files)}: it is no dump folder")
         others = elsewhere(folder)
@@ -317,7 +317,8 @@ class FileReader:
         return parsed
 
 
-def _read_json(path: Path) -> Any:
+def read_part(path: AnyPath) -> Any:
+    """Return the content of a JSON file of a run folder."""
     return read_json(path, path.parent, SCHEMA_VERSION, f"{path.parent} is no run folder, or a part of one")
 
 

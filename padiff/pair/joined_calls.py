@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from padiff.align.matching.parameter_units import without_ones
 from padiff.pair.parameters import Sum
 from padiff.records import (
     BROADCAST,
@@ -457,7 +458,7 @@ def layout_between(reference: Shape, candidate: Shape) -> Layout:
             return Layout((swapped[0],)) if len(swapped) == 1 else SAME
     if math.prod(reference) != math.prod(candidate):
         return BROADCAST if _same_for_all(reference, candidate) else SAME
-    if _bare(reference) == _bare(candidate):
+    if without_ones(reference) == without_ones(candidate):
         return RESHAPED
     if len(reference) == len(candidate):
         return SAME
@@ -505,10 +506,6 @@ def _flattened(reference: Shape, candidate: Shape) -> Iterable[Layout]:
 
 def _after(shape: Shape, axes: Shape) -> Shape:
     return tuple(shape[axis] for axis in axes) if len(axes) == len(shape) else ()
-
-
-def _bare(shape: Shape) -> Shape:
-    return tuple(extent for extent in shape if extent != 1)
 
 
 # Largest relative error of two inputs that are the same: more than rounding of one step, less than other samples.

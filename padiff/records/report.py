@@ -19,6 +19,7 @@ from padiff.records.recorded import LOOP, Layer, Record, Run, RunInfo, Step
 from padiff.records.report_data import ReportData
 from padiff.records.report_text import count_text, details_text, stage_table
 from padiff.system.language import language, translated
+from padiff.system.terminal import counted
 
 
 class Column(NamedTuple):
@@ -148,7 +149,7 @@ def run_line(run: Run) -> str:
     """Return one line about a run: framework, model, size, number of steps."""
     info, numbers = run.info, run.numbers()
     state = "finished" if run.finished() else "not ended"
-    return f"{run.name}: {model_text(info)}, {_plural(len(numbers), 'recorded step')}, {state}"
+    return f"{run.name}: {model_text(info)}, {counted(len(numbers), 'recorded step')}, {state}"
 
 
 def run_text(run: Run) -> str:
@@ -176,7 +177,7 @@ def model_text(info: RunInfo) -> str:
         math.prod(p.shape) for layer in info.layers for p in layer.parameters if p.role == "parameter" and not p.tied_to
     )
     kind = info.layers[0].type if info.layers else "no layer"
-    layers = _plural(len(info.layers), "layer")
+    layers = counted(len(info.layers), "layer")
     return f"{info.framework} {info.framework_version}, {kind}, {layers}, {count:,} parameters"
 
 
@@ -197,14 +198,14 @@ def step_text(step: Step) -> str:
     text += f"; {sketched} of them as sketches" if sketched else ""
     if step.trace.functions:
         functions = sum(bool(call.function) for call in step.trace.calls)
-        text += f"; {_plural(functions, 'call')} of functions traced"
+        text += f"; {counted(functions, 'call')} of functions traced"
     lines = [f"step {step.number}, rank {step.rank}: {text}; {step.micro_batches} micro-batch(es)"]
     if step.settings:
         lines.append(f"  set otherwise than at first: {', '.join(_said(step.settings))}")
     lines += [f"  {note}" for note in step.notes]
     for each in step.evaluations:
         shapes = ", ".join(str(list(shape)) for shape in each.shapes) or "other shapes"
-        lines.append(f"  evaluation: {_plural(each.calls, 'call')} of {each.layer}, {shapes}")
+        lines.append(f"  evaluation: {counted(each.calls, 'call')} of {each.layer}, {shapes}")
     return "\n".join(lines)
 
 
@@ -248,10 +249,6 @@ def bytes_text(size: float) -> str:
             return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
         size /= 1000
     return f"{size:.1f} GB"
-
-
-def _plural(count: int, what: str) -> str:
-    return f"{count} {what}{'s' if count != 1 else ''}"
 
 
 # Colours that are readable on white and on black, as a notebook may have either background.

@@ -15,7 +15,7 @@ from padiff.frameworks.hooking import Handle
 from padiff.model.tree import LiveModel
 from padiff.recorder import Recorder
 from padiff.records import Step, TensorSource
-from padiff.records.traces import Batch, Pack, Unkept, with_leaves
+from padiff.records.traces import Batch, Pack, unkept, with_leaves
 from padiff.replaying.checks import StateRestorer, StateSnapshot, draw_like
 from padiff.replaying.feeding import ChoiceFeeder, MaskFeeder, RecordedChoice
 
@@ -86,21 +86,13 @@ class ReplayBatch:
 
     def _made(self, value: Any, make: Callable[[TensorSource], Any] | None = None) -> Any:
         self.asked()
-        unkept = next(_unkept(value), None)
-        if unkept is not None:
+        blank = next(unkept(value), None)
+        if blank is not None:
             raise UsageError(
-                f"{self.where} holds a {unkept.kind}, which a pack can't hold (tensors, numbers, texts, tuples, lists "
+                f"{self.where} holds a {blank.kind}, which a pack can't hold (tensors, numbers, texts, tuples, lists "
                 "and dicts it can): say with rec.log_batch(inputs, labels) what the model is called with"
             )
         return with_leaves(value, make or self.make)
-
-
-def _unkept(value: Any) -> Any:
-    if isinstance(value, Unkept):
-        yield value
-    elif isinstance(value, (Mapping, tuple, list)):
-        for inner in value.values() if isinstance(value, Mapping) else value:
-            yield from _unkept(inner)
 
 
 @dataclass(frozen=True)

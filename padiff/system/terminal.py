@@ -44,6 +44,11 @@ def first_few(names: Sequence[object], most: int) -> str:
     return ", ".join(map(str, names[:most])) + more
 
 
+def counted(number: int, noun: str) -> str:
+    """Return a number with its noun: ``1 layer``, ``2 layers``."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """Return a sentence with the three known names that are most similar to a wrong name, or else the first five."""
     known = list(known)

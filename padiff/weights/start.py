@@ -14,7 +14,7 @@ from padiff.recorder.layers import claimed, group
 from padiff.records import ROOT, OptimizerState, ParameterState, Step
 from padiff.records.recorded import recorded_batches
 from padiff.records.traces import MASTER_WEIGHT, STEPS, Pack, unkept, with_leaves
-from padiff.system.terminal import first_few, say
+from padiff.system.terminal import counted, first_few, say
 from padiff.weights.assign import AGREES, Carried, Inputs, Recorded, carry_over, run_once, weak_pairs
 from padiff.weights.carried_state import SHORT, StateCarrier
 from padiff.weights.stored import Stored, open_stored
@@ -58,9 +58,9 @@ class Started:
     unpaired_buffers: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        counts = [_count(self.parameters, "parameter"), _count(self.buffers, "buffer")]
+        counts = [counted(self.parameters, "parameter"), counted(self.buffers, "buffer")]
         if self.by_rule:
-            counts.append(f"{_count(self.by_rule, 'layer')} by rules of your own")
+            counts.append(f"{counted(self.by_rule, 'layer')} by rules of your own")
         where = f"step {self.step} of {self.source}" if self.step is not None else self.source
         text = f"starts from {where} ({self.model}): {', '.join(counts)}"
         text += "".join(f"; {_state_text(state)}" for state in self.optimizers)
@@ -289,7 +289,7 @@ def _assumed(carried: Carried) -> Iterator[str]:
     weak = weak_pairs(carried.alignment) if carried.proof is None else []
     if weak:
         first = f"{weak[0].reference.path} to {weak[0].candidate.path}"
-        yield f"which layers answer to {_count(len(weak), 'layer')} ({first}{', ...' if len(weak) > 1 else ''})"
+        yield f"which layers answer to {counted(len(weak), 'layer')} ({first}{', ...' if len(weak) > 1 else ''})"
 
 
 def _outputs_text(stored: Stored, carried: Carried) -> str:
@@ -302,7 +302,7 @@ def _outputs_text(stored: Stored, carried: Carried) -> str:
     inner = [output for output in carried.proof.outputs if output.path != ROOT]
     look = f"record a step and look with `padiff compare {stored.label} RUN`"
     if inner and all(output.error <= AGREES for output in inner):
-        layers = _count(len({output.path for output in inner}), "layer")
+        layers = counted(len({output.path for output in inner}), "layer")
         return f"outputs of {layers} agree with the recorded ones, what the model makes of them differs: {look}"
     return f"outputs differ from the recorded ones: {look}"
 
@@ -312,9 +312,5 @@ def _state_text(state: OptimizerState) -> str:
     shown = ", ".join(f"{rate:g}" for rate in rates[:_NAMED]) + (", ..." if len(rates) > _NAMED else "")
     counts = sorted({int(moments.numbers[STEPS]) for moments in state.parameters.values() if STEPS in moments.numbers})
     after = f" after {'-'.join(str(n) for n in dict.fromkeys((counts[0], counts[-1])))} steps" if counts else ""
-    moments = f"state of {_count(len(state.parameters), 'parameter')}{after}" if state.parameters else "no state yet"
+    moments = f"state of {counted(len(state.parameters), 'parameter')}{after}" if state.parameters else "no state yet"
     return f"{state.rule}: {moments}, learning rate {shown or 'not known'}"
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"

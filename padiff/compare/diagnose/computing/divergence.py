@@ -78,7 +78,7 @@ def numbers(sheet: FormulaView) -> Iterator[Number]:
             )
         elif node.operation == "softmax":
             what = f"what the softmax of {sheet.where(k)} is taken of is scaled by a number, which"
-            yield Number("temperature", "a temperature", what, 1.0, _scaled(node.given[0]), k, rank=2)
+            yield Number("temperature", "a temperature", what, 1.0, scaled(node.given[0]), k, rank=2)
         elif node.operation == "lstm":
             what = f"what is added to the forget gate of {sheet.where(k)} (a bias)"
             yield Number("forget_bias", "a bias of the forget gate", what, 0.0, _given(sheet, k, "forget"), k, (1.0,))
@@ -96,7 +96,7 @@ def numbers(sheet: FormulaView) -> Iterator[Number]:
                     yield Number("scale", name, what, 1.0, _operand(sheet, k, operand), k, rank=2)
         elif not node.operation and not node.name and sheet.is_float(k) and sheet.may_be_edited(k):
             what = f"{sheet.named(k)} is multiplied by a number, which"
-            yield Number("scale", "a scale", what, 1.0, _scaled(k), k, rank=3)
+            yield Number("scale", "a scale", what, 1.0, scaled(k), k, rank=3)
     turning = [k for k, node in enumerate(sheet.nodes) if node.operation in _TURNING and sheet.is_float(k)]
     if len(turning) > 1:
         what = f"what all sines and cosines are taken of ({sheet.where(turning[0])}) is multiplied by a number, which"
@@ -106,7 +106,7 @@ def numbers(sheet: FormulaView) -> Iterator[Number]:
     end = sheet.formula.end
     if sheet.end_is_open:
         what = "what comes out is multiplied by a number, which"
-        yield Number("scale", "a scale", what, 1.0, _scaled(end), end, rank=3)
+        yield Number("scale", "a scale", what, 1.0, scaled(end), end, rank=3)
 
 
 def read_numbers(sheet: FormulaView, candidate: FormulaView) -> Iterator[Edit]:
@@ -197,7 +197,8 @@ def _given(sheet: FormulaView, k: int, name: str) -> Any:
     return make
 
 
-def _scaled(k: int) -> Any:
+def scaled(k: int) -> Any:
+    """Return a function from a factor to the change that multiplies a node by it."""
     return lambda value: {k: lambda get, own: own(k) * value}
 
 

@@ -10,8 +10,16 @@ from typing import Any
 
 import numpy as np
 
-from padiff.compare.diagnose.computing.divergence import Number
-from padiff.compare.diagnose.computing.edit import SIDES_OF_EDITS, UNNAMED, Edit, FormulaView, dropped_terms, put
+from padiff.compare.diagnose.computing.divergence import Number, scaled
+from padiff.compare.diagnose.computing.edit import (
+    SIDES_OF_EDITS,
+    UNNAMED,
+    Edit,
+    FormulaView,
+    dropped_terms,
+    instead,
+    put,
+)
 from padiff.compare.diagnose.computing.formula import MADE, Change, Node
 from padiff.compare.diagnose.computing.operations import OPERATIONS, reduced
 from padiff.frameworks.catalog import GRAD
@@ -82,7 +90,7 @@ def loss_left_out(sheet: FormulaView) -> Iterator[Edit]:
             text = (
                 f"{_SIDE} takes no {function} of {sheet.named(operand)} for its loss, {_OTHER} does ({sheet.where(k)})"
             )
-            yield Edit("activation_missing", "an activation", text, {k: _instead(operand)}, 1, at=k)
+            yield Edit("activation_missing", "an activation", text, {k: instead(operand)}, 1, at=k)
     for edit in dropped_terms(sheet):
         node = sheet.nodes[edit.at] if edit.at >= 0 else Node("")
         if node.operation == "sub" and sheet.function(edit.at) in _WEIGHING:
@@ -120,7 +128,7 @@ def _all_rows(sheet: FormulaView) -> Iterator[Edit]:
         if node.operation in ("indexed", "rows") and len(node.given) == 2 and node.how.get("axes", (0,)) == (0,):
             picks.setdefault(node.given[1], []).append(k)
     for nodes in picks.values():
-        changes = {k: _instead(sheet.nodes[k].given[0]) for k in nodes}
+        changes = {k: instead(sheet.nodes[k].given[0]) for k in nodes}
         kept, rows = sheet.shape(nodes[0])[0], sheet.shape(sheet.nodes[nodes[0]].given[0])[0]
         text = f"{_SIDE} takes all {rows} rows for its loss, {_OTHER} the {kept} that {sheet.where(nodes[0])} picks"
         yield Edit("rows_missing", "rows", text, changes, 1, at=nodes[0])
@@ -132,7 +140,7 @@ def _detached(sheet: FormulaView) -> Iterator[Edit]:
     for group in ([cut] if len(cut) > 1 else []) + [[k] for k in cut]:
         names = " and ".join(dict.fromkeys(sheet.named(sheet.nodes[k].given[0]) for k in group))
         text = f"{_SIDE} does not detach {names} for its loss, {_OTHER} does ({sheet.where(group[0])})"
-        changes = {k: _instead(sheet.nodes[k].given[0]) for k in group}
+        changes = {k: instead(sheet.nodes[k].given[0]) for k in group}
         yield Edit("detached", "a detached tensor", text, changes, 0, at=group[0])
 
 
@@ -189,14 +197,14 @@ def loss_numbers(sheet: FormulaView, leaves: Sequence[int], loss: int) -> Iterat
             yield Number("smoothing", "smoothing", what, 0.0, _mixed(node, k), k, rank=1)
         elif node.operation == "log_softmax":
             what = f"the temperature: what {sheet.where(k)} is taken of is multiplied by a number, which"
-            yield Number("temperature", "a temperature", what, 1.0, _scaled(node.given[0]), k, (0.5,), rank=1)
+            yield Number("temperature", "a temperature", what, 1.0, scaled(node.given[0]), k, (0.5,), rank=1)
         elif node.operation == "huber":
             what = f"beta (delta) of {sheet.where(k)}"
             yield Number("loss_beta", "beta", what, node.how["beta"], _how(node, k, "beta"), k, (0.5,), rank=0)
     yield from _temperatures(sheet)
     yield from _in_several_places(sheet)
     what = "the loss is multiplied by a number, which"
-    yield Number("loss_scale", "a scale of the loss", what, 1.0, _scaled(loss), loss, rank=2)
+    yield Number("loss_scale", "a scale of the loss", what, 1.0, scaled(loss), loss, rank=2)
     for leaf in leaves:
         for name, term in _TERMS.items():
             what = f"the share of a further term of the loss, {name} of {sheet.named(leaf)},"
@@ -295,10 +303,6 @@ def _mixed(node: Node, k: int) -> Any:
         return {k: lambda get, own: (1 - value) * own(k) + value * get(source).mean(axis, keepdims=True)}
 
     return make
-
-
-def _scaled(k: int) -> Any:
-    return lambda value: {k: lambda get, own: own(k) * value}
 
 
 def _term(leaf: int, loss: int, term: Callable[[np.ndarray], float]) -> Any:
@@ -466,7 +470,7 @@ def _error(sheet: FormulaView, k: int) -> Iterator[Edit]:
         # Of numbers that are not negative, the absolute value is the number itself: no loss of another kind.
         del others["the absolute error (L1)"]
         text = f"{_SIDE} does not square {sheet.named(error)} ({where}), {_OTHER} does"
-        yield Edit("square_missing", "a square", text, {k: _instead(error)}, 0, at=k)
+        yield Edit("square_missing", "a square", text, {k: instead(error)}, 0, at=k)
     for name, function in others.items():
         change: Change = lambda get, own, function=function: np.asarray(function(get(error)))  # type: ignore[misc]  # noqa: E731
         text = f"the loss is of {name}, for what the reference's {where} takes"
@@ -527,7 +531,7 @@ def _class_weights(sheet: FormulaView, k: int) -> Iterator[Edit]:
             if len(classes) < labels.size and all(np.ptp(class_factors) == 0 for class_factors in classes.values()):
                 listed = ", ".join(f"{c}: {class_factors[0]:.4g}" for c, class_factors in [*classes.items()][:_WRITTEN])
                 text = f"{_SIDE} does not weigh the classes of its loss, {_OTHER} does (class weights {listed})"
-                yield Edit("loss_weight", "class weights", text, {k: _instead(losses)}, 0, at=k)
+                yield Edit("loss_weight", "class weights", text, {k: instead(losses)}, 0, at=k)
                 break
 
 
@@ -540,11 +544,7 @@ def _weights(sheet: FormulaView, k: int) -> Iterator[Edit]:
     if any(_is_output(sheet, n) for n in sheet.formula.above(weights)):
         return  # a part of the loss itself
     text = f"{_SIDE} does not weigh its loss, {_OTHER} does (weight of {sheet.where(k)})"
-    yield Edit("loss_weight", "weights", text, {k: _instead(losses)}, 0, at=k)
-
-
-def _instead(node: int) -> Change:
-    return lambda get, own: get(node)
+    yield Edit("loss_weight", "weights", text, {k: instead(losses)}, 0, at=k)
 
 
 # -- inputs and gradients of the other side ----------------------------------------------------------------------------
