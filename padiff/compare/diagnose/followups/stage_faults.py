@@ -16,7 +16,8 @@ from padiff.compare.diagnose.hypotheses.engine import explain
 from padiff.compare.diagnose.hypotheses.hypothesis import Hypothesis, explains, weigh
 from padiff.compare.diagnose.loss_calls import LossCall, calls_of
 from padiff.compare.diagnose.losses import labels_in_order, loss_cause_of
-from padiff.compare.diagnose.recompute.of_layers import Part, Recorded, as_float64, off_by, rounding
+from padiff.compare.diagnose.recompute.of_layers import Part, Recorded, as_float64, off_by
+from padiff.compare.judge.limits import allowed
 from padiff.compare.measure.pairs import measure_pair
 from padiff.errors import PadiffError
 from padiff.model import equivalents
@@ -303,7 +304,7 @@ def _layer_fault(diff: Diff, sides: Both[Recorded], weights: dict[str, Pair], sc
     if right is None:
         return None
     near = off_by(right, reference)
-    limit = max(rounding(sides.reference.dtype(reference)), rounding(sides.candidate.dtype(candidate)))
+    limit = max(allowed(side.dtype(record), "forward") for side, record in sides.zip(Both(reference, candidate)))
     if near is None or near > limit:
         return None  # the reference's recorded output does not fit its own layer, so it can't serve as a rule
     candidate_input = sides.candidate.given(candidate)

@@ -14,7 +14,7 @@ from padiff.compare.declared.layers import modes_of, trains
 from padiff.compare.diagnose.computing.formula import Formula, UnknownError
 from padiff.compare.diagnose.computing.layer_formulas import Called, writings
 from padiff.compare.diagnose.traced import Graph
-from padiff.compare.judge.limits import COARSENESS, allowed, coarse
+from padiff.compare.judge.limits import COARSENESS, coarse
 from padiff.errors import PadiffError
 from padiff.model import equivalents
 from padiff.records import Both, Layer, Parameter, Record, RunInfo, Step, TracedTensor, settings_at
@@ -129,14 +129,6 @@ class Recorded:
     def training(self, layer: Layer) -> bool | None:
         """Return True if a layer is in training mode; `None` if unknown."""
         return None if self._modes is None else trains(layer, *self._modes)
-
-    def off_by(self, record: Record) -> float | None:
-        """Return the relative L2 error of a layer's output against float64; `None` if it can't be computed.
-
-        Infinite if the output is not finite, though the input is.
-        """
-        part = self.part(record)
-        return None if part is None else off_by(part, record)
 
     def dtype(self, record: Record) -> str:
         """Return the coarsest dtype among a layer's output and inputs."""
@@ -261,11 +253,6 @@ def off_by(part: Part, record: Record) -> float | None:
     if picked.shape != values.shape or not math.isfinite(norm) or not norm:
         return None
     return float(np.linalg.norm(picked - values)) / norm if np.isfinite(picked).all() else math.inf
-
-
-def rounding(dtype: str) -> float:
-    """Return the largest relative error of a correct implementation of a layer."""
-    return allowed(dtype, "forward")
 
 
 def as_float64(values: np.ndarray) -> np.ndarray:

@@ -16,7 +16,7 @@ from padiff.compare.diagnose.hypotheses.parameter_history import ParameterHistor
 from padiff.compare.diagnose.hypotheses.rules import RULES, History, Rule, residual_of, updates
 from padiff.compare.diagnose.loss_calls import calls_of, loss_calls
 from padiff.compare.diagnose.place import Evidence, Place
-from padiff.compare.diagnose.recompute.of_layers import as_float64, is_known, off_by, recorded, rounding
+from padiff.compare.diagnose.recompute.of_layers import as_float64, is_known, off_by, recorded
 from padiff.compare.judge.limits import allowed
 from padiff.errors import PadiffError
 from padiff.frameworks.catalog import epsilon_of
@@ -181,7 +181,7 @@ def _layer(place: Place, evidence: Evidence) -> Recomputed | None:
     off = Both(off_by(parts.reference, records.reference), off_by(parts.candidate, records.candidate))
     if off.reference is None or off.candidate is None:
         return None
-    limit = max(rounding(side.dtype(record)) for side, record in sides.zip(records))
+    limit = max(allowed(side.dtype(record), "forward") for side, record in sides.zip(records))
     set_as = layers.zip(sides).map(
         lambda side: (equivalents.kind(side[0]), dict(side[0].settings), side[1].training(side[0]))
     )
