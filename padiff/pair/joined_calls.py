@@ -168,7 +168,7 @@ def _with_repeats_merged(
     reference, candidate = calls.map(_repeats)
     numbers: Both[dict[int, int]] = Both({}, {})
     for first, repeats in reference.items():
-        partner = next((k for k in candidate if _same_outputs(calls.reference[first], calls.candidate[k])), None)
+        partner = _partner(calls.reference[first], {call: calls.candidate[call] for call in candidate})
         if partner is not None:
             numbers.reference.update(dict.fromkeys(repeats, first))
             numbers.candidate.update(dict.fromkeys(candidate.pop(partner), first))
@@ -190,15 +190,25 @@ def _merged(step: Step, path: str, numbers: dict[int, int], rest: list[Record]) 
         if record.layer != path or record.stage in PARAMETER_STAGES or is_functional(record.slot):
             kept.append(record)
         elif record.call in numbers:
-            groups[record.stage, record.slot, numbers[record.call]].append(record)
+            groups[record.stage, asked_output(record), numbers[record.call]].append(record)
         else:
             rest.append(record)
-    for (stage, _, number), records in groups.items():
+    for (stage, slot, number), records in groups.items():
+        if any("@" in record.slot for record in records):  # gradients of several backwards do not all add up
+            records.sort(key=lambda record: record.order)
+            names = [f"{slot}@{nth}" if nth else slot for nth in range(len(records))]
+            kept += [replace(record, call=number, slot=name) for record, name in zip(records, names)]
+            continue
         adds = stage == "backward" and len(records) > 1
         source = Sum(tuple(record.source for record in records)) if adds else records[0].source
         kept.append(replace(records[0], call=number, source=source))
         rest += [] if adds else records[1:]
     return replace(step, records=kept)
+
+
+def asked_output(record: Record) -> str:
+    """Return the slot of the output that a gradient is of, without the number of a further gradient."""
+    return record.slot.partition("@")[0]
 
 
 class _Output(NamedTuple):
@@ -236,6 +246,20 @@ def _without_functions(calls: Mapping[int, list[Record]]) -> dict[int, list[Reco
 
 def _same_outputs(first: list[_Output], second: list[_Output]) -> bool:
     return len(first) == len(second) and all(map(_Output.agrees, first, second))
+
+
+def _partner(outputs: list[_Output], calls: Mapping[int, list[_Output]]) -> int | None:
+    """Return the call with the same outputs, or the one with the nearest: later steps of two runs drift apart."""
+    same = next((call for call, others in calls.items() if _same_outputs(outputs, others)), None)
+    if same is not None:
+        return same
+    distances = {
+        call: max(relative_error(output.record, other.record) for output, other in zip(outputs, others))
+        for call, others in calls.items()
+        if len(others) == len(outputs)
+    }
+    nearest = min(distances, key=distances.__getitem__, default=None)
+    return nearest if nearest is not None and distances[nearest] < _SAME_DATA else None
 
 
 def _parts(many: list[list[Record]], few: list[list[Record]], agrees: float) -> tuple[int, list[range]]:
@@ -518,17 +542,27 @@ def inputs_agree(reference: Record, candidate: Record) -> bool:
     Raises:
         PadiffError: the values can no longer be read.
     """
+    return relative_error(reference, candidate) <= _INPUTS_AGREES
+
+
+def relative_error(reference: Record, candidate: Record) -> float:
+    """Return the norm of the difference of two tensors over that of the first; infinite if they are no partners.
+
+    Raises:
+        PadiffError: the values can no longer be read.
+    """
     if sorted(reference.shape) != sorted(candidate.shape) or reference.source.sketched != candidate.source.sketched:
-        return False
+        return math.inf
     sketches = reference.source.sketch, candidate.source.sketch
     if sketches[0] is not None and sketches[1] is not None:
         if sketches[0].size != sketches[1].size or sketches[0].transposed != sketches[1].transposed:
-            return False
+            return math.inf
         error, size = float(np.linalg.norm(sketches[0].errors(sketches[1]))), sketches[0].l2
-        return error <= _INPUTS_AGREES * size
-    layout = layout_between(reference.shape, candidate.shape)
-    values = np.asarray(layout.apply(candidate.value, reference.shape), np.float64)
-    expected = np.asarray(reference.value, np.float64)
-    if values.shape != expected.shape or not np.isfinite(values).all():
-        return False
-    return float(np.linalg.norm(values - expected)) <= _INPUTS_AGREES * float(np.linalg.norm(expected))
+    else:
+        layout = layout_between(reference.shape, candidate.shape)
+        values = np.asarray(layout.apply(candidate.value, reference.shape), np.float64)
+        expected = np.asarray(reference.value, np.float64)
+        if values.shape != expected.shape or not np.isfinite(values).all():
+            return math.inf
+        error, size = float(np.linalg.norm(values - expected)), float(np.linalg.norm(expected))
+    return error / size if size else math.inf if error else 0.0

@@ -15,7 +15,14 @@ from padiff.align.call_order import CallOrder, InputSite, call_order, calls_diff
 from padiff.align.matching.parameter_units import inside
 from padiff.errors import RunFolderError, SketchOnlyError
 from padiff.model import equivalents
-from padiff.pair.joined_calls import JoinedCalls, inputs_agree, joined_calls, layout_between, square_layout
+from padiff.pair.joined_calls import (
+    JoinedCalls,
+    asked_output,
+    inputs_agree,
+    joined_calls,
+    layout_between,
+    square_layout,
+)
 from padiff.pair.parameters import Index, RecordPair, Sum, alone, pair_parameters, pair_split_outputs
 from padiff.records import (
     BROADCAST,
@@ -329,7 +336,7 @@ def _take_repeats(indexes: Both[Index], alignment: Alignment) -> tuple[Both[list
     originals: dict[int, Record] = {}
     for layers in alignment.pairs:
         records = Both(*(index.get((layer.path, "backward"), []) for index, layer in zip(indexes, layers)))
-        counts = records.map(lambda side: Counter((_asked_output(r), r.call) for r in side))
+        counts = records.map(lambda side: Counter((asked_output(r), r.call) for r in side))
         if counts.reference == counts.candidate or not any("@" in r.slot for side in records for r in side):
             continue
         gradients = records.map(_by_output)
@@ -338,6 +345,7 @@ def _take_repeats(indexes: Both[Index], alignment: Alignment) -> tuple[Both[list
             if not _add_up(sides, repeats) and not _add_up(sides.swapped(), repeats.swapped()):
                 _take_equal(sides.reference, repeats.reference)
                 _take_equal(sides.candidate, repeats.candidate)
+                _line_up(sides, repeats)
         for index, layer, side in zip(indexes, layers, gradients):
             renumbered = []
             for (slot, _), outputs in side.items():
@@ -353,7 +361,7 @@ def _take_repeats(indexes: Both[Index], alignment: Alignment) -> tuple[Both[list
 def _by_output(records: Iterable[Record]) -> dict[tuple[str, int], list[Record]]:
     gradients: dict[tuple[str, int], list[Record]] = defaultdict(list)
     for record in records:
-        gradients[_asked_output(record), record.call].append(record)
+        gradients[asked_output(record), record.call].append(record)
     return gradients
 
 
@@ -363,6 +371,26 @@ def _take_equal(gradients: list[Record], repeats: list[Record]) -> None:
     for record in gradients:
         (repeats if any(_same_values(record, other) for other in distinct) else distinct).append(record)
     gradients[:] = distinct
+
+
+def _line_up(gradients: Both[list[Record]], repeats: Both[list[Record]]) -> None:
+    """Bring the gradients that both sides have to the front, and add up what one side has in parts."""
+    if len(gradients.reference) == len(gradients.candidate):
+        return
+    rest: Both[list[Record]] = Both([], list(gradients.candidate))
+    both: Both[list[Record]] = Both([], [])
+    for record in gradients.reference:
+        partner = next((other for other in rest.candidate if inputs_agree(record, other)), None)
+        if partner is None:
+            rest.reference.append(record)
+            continue
+        rest.candidate.remove(partner)
+        both.reference.append(record)
+        both.candidate.append(partner)
+    if not _add_up(rest, repeats):
+        _add_up(rest.swapped(), repeats.swapped())
+    for side, front, others in zip(gradients, both, rest):
+        side[:] = [*front, *others]
 
 
 def _add_up(gradients: Both[list[Record]], rest: Both[list[Record]]) -> bool:
@@ -389,11 +417,6 @@ def _add_up(gradients: Both[list[Record]], rest: Both[list[Record]]) -> bool:
     rest.reference.extend(many[1:])
     many[:] = [added]
     return True
-
-
-def _asked_output(record: Record) -> str:
-    """Return the slot of the output that a gradient is of, without the number of a further gradient."""
-    return record.slot.partition("@")[0]
 
 
 def _same_values(first: Record, second: Record) -> bool:

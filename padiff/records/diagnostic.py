@@ -730,7 +730,7 @@ def _fix(
         is_called = bool(new) and called is not None and old is not None and called[1] in old.code
         if old is not None and not is_called and not replaced and given is None and "  # line" not in cause.fix:
             new = _reference_line(cause, lines, models) or new
-            fix = BriefFix(new) if new else fix
+            fix = BriefFix(new) if new and new != old.code else fix
     else:
         new = _reference_line(cause, lines, models) or ("" if old is None else _with_number(old, cause))
         if cause.proven and lines.reference is not None and old is not None:
@@ -740,7 +740,9 @@ def _fix(
             text = "" if old is None or lines.reference is None else _unchecked(old, lines.reference, models, is_data)
             return BriefFix(f"{text}  # as the reference has it; not checked") if text else None
         fix = BriefFix(new)
-    return fix if old is None or not new else replace(fix, file=old.file, line=old.line, old=old.code, new=new)
+    if old is None or new in ("", old.code):
+        return fix
+    return replace(fix, file=old.file, line=old.line, old=old.code, new=new)
 
 
 def _reference_line(cause: Cause, lines: Both[CodeLine | None], models: Models | None) -> str:

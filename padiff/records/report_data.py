@@ -299,7 +299,9 @@ class Overview:
         compared = table.complete & (measured | ~passed)
         errors, excess = relative_l2(rows), _excess(rows)
         looked_at = compared & measured & np.isfinite(errors)
-        noise = passed & judged & ((rows["limit"] > 1) | np.isin(rows["rule"], _OTHERWISE))
+        otherwise = passed & np.isin(rows["rule"], _OTHERWISE)
+        excess[otherwise] = 0.0  # the limit is the error itself
+        noise = passed & judged & ((rows["limit"] > 1) | otherwise)
         for kind, mask in enumerate((looked_at & ~noise, looked_at & noise)):
             self._worst[kind], self._largest[kind] = _larger(
                 table, np.flatnonzero(mask), errors, self._worst[kind], self._largest[kind]

@@ -39,8 +39,8 @@ class Started:
         assumed: ambiguities that neither names nor shapes resolve, with the assumption made.
         computed: buffers that the model computes itself with values that differ from the recorded ones. These buffers
             are unchanged.
-        unpaired_buffers: buffers of paired layers, of both models, that were not carried over, as neither names nor
-            shapes show a partner.
+        unpaired_buffers: buffers of paired layers, of both models, and frozen or copied parameters (target networks)
+            that were not carried over, as neither names nor shapes show a partner.
         outputs: comparison of the model's outputs with the recorded ones, if they could be compared.
     """
 
@@ -71,7 +71,7 @@ class Started:
         if self.assumed:
             text += f"; assumed: {first_few(self.assumed, _NAMED)}"
         if self.unpaired_buffers:
-            text += f"; buffers without a partner: {first_few(self.unpaired_buffers, _NAMED)}"
+            text += f"; without a partner: {first_few(self.unpaired_buffers, _NAMED)}"
         return f"{self.outputs}; {text}" if self.outputs else text
 
 

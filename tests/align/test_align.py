@@ -301,3 +301,33 @@ def test_leaves_at_one_path_and_of_like_kind_are_paired_whatever_was_called_befo
     infos, seen = zip(*sides)
     pairs = {p.reference.path: p.candidate.path for p in align(*infos, None, Both(*seen)).pairs}
     assert pairs.get("act") == ("act" if paired else None)
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_heads_of_a_list_are_rows_of_one_matrix_each_or_of_one_for_all(fused):
+    blocks, names = ("blocks.0", "blocks.1"), ("key", "query", "value")
+    heads = [linear(f"{b}.sa.heads.{k}.{name}", 8, 2) for b in blocks for k in range(4) for name in names]
+    outs = [linear(f"{b}.sa.proj", 8, 8) for b in blocks]
+    whole = ("c_attn",) if fused else ("q", "k", "v")
+    made = [linear(f"{h}.attn.{name}", 8, 24 // len(whole), True) for h in ("h.0", "h.1") for name in whole]
+    others = [linear(f"{h}.attn.o", 8, 8, True) for h in ("h.0", "h.1")]
+    alignment = align(info(root(2), *heads, *outs), info(root(2), *made, *others))
+    assert not alignment.reference_parameters and not alignment.candidate_parameters
+    rows = {pair.reference[0].site: pair.candidate[0].site for pair in alignment.parameters}
+    order = ("query", "key", "value")
+    for k, name in ((0, "key"), (3, "query"), (2, "value")):
+        start = 2 * k + (8 * order.index(name) if fused else 0)
+        site = f"h.1.attn.{'c_attn' if fused else name[0]}/weight[{start}:{start + 2}]"
+        assert rows[f"blocks.1.sa.heads.{k}.{name}/weight"] == site
+
+
+def test_two_layers_that_are_added_are_one_matrix_side_by_side():
+    apart = info(root(3), linear("enc", 8, 6, True), linear("dec", 4, 6, True), linear("v", 6, 1, True))
+    whole = info(root(2), linear("attn", 12, 6), linear("v", 6, 1))
+    for sides, swapped in ((Both(apart, whole), False), (Both(whole, apart), True)):
+        alignment = align(*sides)
+        assert not alignment.reference_parameters and not alignment.candidate_parameters
+        pairs = [pair.swapped(swapped) for pair in alignment.parameters if "v/" not in pair.reference[0].site]
+        sites = {tuple(part.layer for part in pair.reference): pair.candidate[0].site for pair in pairs}
+        assert sites["enc", "dec"] == "attn/bias"
+        assert (sites["enc",], sites["dec",]) == ("attn/weight[:, 0:8]", "attn/weight[:, 8:12]")

@@ -218,6 +218,120 @@ def test_a_fault_beside_repeated_calls_is_placed(faults, stage, slot, tmp_path):
     assert first.cause is None or not (first.cause.proven and "micro-batch" in first.cause.sentence)
 
 
+def _equation(folder, viscosity=1.0, keeps=True):
+    """Three steps toward u_t + u u_x = nu u_xx; the reference calls the net twice and asks for each gradient alone."""
+    points = np.random.default_rng(1).uniform(-1, 1, (20, 2)).astype("float32")
+    given = np.sin(3 * points[:, :1])
+    if folder.name == "reference":
+        torch.manual_seed(0)
+        net = torch.nn.Sequential(torch.nn.Linear(2, 8), torch.nn.Tanh(), torch.nn.Linear(8, 8), torch.nn.Tanh())
+        net.append(torch.nn.Linear(8, 1))
+        optimizer = torch.optim.Adam(net.parameters(), 1e-2)
+        x, t = (torch.tensor(points[:, k : k + 1], requires_grad=True) for k in (0, 1))
+
+        def grad(of, at):
+            return torch.autograd.grad(of, at, torch.ones_like(of), retain_graph=True, create_graph=True)[0]
+
+        def error():
+            u = net(torch.cat([x, t], 1))
+            u_t, u_x = grad(u, t), grad(u, x)
+            residual = u_t + u * u_x - grad(u_x, x)
+            return ((net(torch.cat([x, t], 1)) - torch.tensor(given)) ** 2).mean() + (residual**2).mean()
+
+    else:
+        net = paddle.nn.Sequential(
+            paddle.nn.Linear(2, 8), paddle.nn.Tanh(), paddle.nn.Linear(8, 8), paddle.nn.Tanh(), paddle.nn.Linear(8, 1)
+        )
+        padiff.start_from(folder.parent / "reference", net)
+        optimizer = paddle.optimizer.Adam(1e-2, parameters=net.parameters())
+
+        def error():
+            x, t = (paddle.to_tensor(points[:, k : k + 1], stop_gradient=False) for k in (0, 1))
+            u = net(paddle.concat([x, t], 1))
+            u_x, u_t = paddle.grad(u, [x, t], create_graph=True)
+            u_xx = paddle.grad(u_x, x, create_graph=keeps)[0]
+            return ((u - paddle.to_tensor(given)) ** 2).mean() + ((u_t + u * u_x - viscosity * u_xx) ** 2).mean()
+
+    with padiff.record(net, folder, optimizer=optimizer) as rec:
+        for _ in range(3):
+            optimizer.zero_grad() if folder.name == "reference" else optimizer.clear_grad()
+            loss = error()
+            loss.backward()
+            optimizer.step()
+            rec.try_dump()
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("faults", "stages"), [({}, ()), ({"viscosity": 2.0}, ("loss",)), ({"keeps": False}, ("backward", "grad"))]
+)
+def test_gradients_of_repeated_calls_that_the_loops_ask_for_in_other_ways(faults, stages, tmp_path):
+    reference = _equation(tmp_path / "reference")
+    report = padiff.compare_runs(reference, _equation(tmp_path / "candidate", **faults))
+    assert report.passed == (not stages), report.first_diff
+    assert report.passed or (report.first_diff.step == 0 and report.first_diff.stage in stages)
+
+
+class _Scored(torch.nn.Module):
+    """Attention with keys that each step of a sequence computes again."""
+
+    def __init__(self):
+        super().__init__()
+        self.key, self.out = torch.nn.Linear(6, 6), torch.nn.Linear(6, 3)
+
+    def forward(self, memory, query):
+        weights = torch.softmax(self.key(memory) @ query.unsqueeze(-1), 1)
+        return self.out((weights * memory).sum(1))
+
+
+class _ScoredAtOnce(paddle.nn.Layer):
+    def __init__(self):
+        super().__init__()
+        self.key, self.out = paddle.nn.Linear(6, 6), paddle.nn.Linear(6, 3)
+
+    def forward(self, memory, queries):
+        weights = paddle.nn.functional.softmax(queries @ self.key(memory).transpose([0, 2, 1]))
+        return self.out(weights @ memory)
+
+
+def _scoring(folder, scale=1.0):
+    """Six steps with Adam, which turns the rounding of the key bias's gradient, zero by softmax, into updates."""
+    rng = np.random.default_rng(1)
+    if folder.name == "reference":
+        torch.manual_seed(0)
+        net = _Scored()
+        optimizer = torch.optim.Adam(net.parameters(), 1e-2)
+    else:
+        net = _ScoredAtOnce()
+        padiff.start_from(folder.parent / "reference", net)
+        optimizer = paddle.optimizer.Adam(1e-2, parameters=net.parameters())
+    with padiff.record(net, folder, optimizer=optimizer) as rec:
+        for _ in range(6):
+            memory, queries = rng.normal(size=(4, 5, 6)).astype("float32"), rng.normal(size=(4, 3, 6)).astype("float32")
+            labels = rng.integers(0, 3, (4, 3))
+            if folder.name == "reference":
+                outs = [net(torch.tensor(memory), torch.tensor(queries[:, k])) for k in range(3)]
+                loss = sum(torch.nn.functional.cross_entropy(o, torch.tensor(labels[:, k])) for k, o in enumerate(outs))
+                optimizer.zero_grad()
+            else:
+                scores = net(paddle.to_tensor(memory), paddle.to_tensor(queries * scale))
+                loss = 3 * paddle.nn.functional.cross_entropy(scores, paddle.to_tensor(labels))
+                optimizer.clear_grad()
+            loss.backward()
+            optimizer.step()
+            rec.try_dump()
+    return folder
+
+
+def test_repeated_calls_are_merged_in_steps_that_have_drifted(tmp_path):
+    reference = _scoring(tmp_path / "reference")
+    report = padiff.compare_runs(reference, _scoring(tmp_path / "candidate"))
+    assert report.passed, report.first_diff
+    compared = {(d.pair.step, d.pair.anchor.layer) for d in report.diffs if d.compared and d.pair.stage == "backward"}
+    assert {(step, "key") for step in range(6)} <= compared
+    assert not padiff.compare_runs(reference, _scoring(tmp_path / "scaled", 1.1)).passed
+
+
 class Density(torch.nn.Module):
     def __init__(self, positive):
         super().__init__()

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import padiff
+from padiff.weights.assign import AssignError
 
 
 def net_of(kit, names, seed=0, shapes=((6,), (6,)), dtypes=("float32", "float32")):
@@ -57,3 +58,53 @@ def test_buffers_without_a_partner_are_named(kit, tmp_path, capsys):
     assert "buffers without a partner, as they were: " in text
     assert all(name in text for name in ("/table [6]", "/rows [6]", "/bank [4]", "/other [3, 2]"))
     np.testing.assert_array_equal(values(kit, second, "bank"), before)
+
+
+def test_a_table_that_nothing_trains_needs_no_partner(kit, tmp_path):
+    table = np.random.default_rng(5).random((6, 6)).astype("float32")
+
+    class Looked(kit.Layer):
+        def __init__(self):
+            super().__init__()
+            self.linear, self.table = kit.Linear(6, 6), kit.embedding(6, 6)
+            weight = self.table.weight
+            kit.set(weight, table)
+            kit.freeze(weight)
+
+        def forward(self, x):
+            return self.linear(x) + self.table.weight
+
+    class Computed(Looked):
+        def __init__(self):
+            super().__init__()
+            del self.table
+
+        def forward(self, x):
+            return self.linear(x) + kit.tensor(table)
+
+    first, second = Looked(), Computed()
+    with padiff.record(first, tmp_path / "run") as rec:
+        first(kit.tensor(np.ones((6, 6), np.float32))).sum().backward()
+        rec.try_dump()
+    started = padiff.start_from(tmp_path / "run", second)
+    assert str(started).startswith("outputs agree")
+    assert started.unpaired_buffers == ("table/weight [6, 6]",)
+
+
+@pytest.mark.parametrize("copied", [True, False])
+def test_a_copy_of_a_model_needs_no_partner(kit, copied, tmp_path):
+    net, target, other = (kit.Sequential(kit.linear(6, 6), kit.linear(6, 3)) for _ in range(3))
+    if copied:
+        kit.load(target, kit.state(net))
+    with padiff.record({"net": net, "target": target}, tmp_path / "run") as rec:
+        x = kit.tensor(np.ones((2, 6), np.float32))
+        (net(x) - target(x)).sum().backward()
+        rec.try_dump()
+    if not copied:
+        with pytest.raises(AssignError, match="No partner for the base model's target"):
+            padiff.start_from(tmp_path / "run", other)
+        return
+    started = padiff.start_from(tmp_path / "run", other)
+    assert started.unpaired_buffers[:2] == ("target.0/weight [6, 6]", "target.0/bias [6]")
+    for name, value in kit.state(net).items():
+        np.testing.assert_array_equal(np.asarray(kit.state(other)[name]), np.asarray(value))

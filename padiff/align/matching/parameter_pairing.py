@@ -400,26 +400,29 @@ class _PairMaker:
         return part
 
     def _beside(self, match: Match) -> list[ParameterPair]:
-        """Return pairs of a cell's two matrices with gates that hold both side by side; its two biases are summed."""
-        swapped = names.role(match.reference[0].name, "recurrent part") != "ih" or len(match.reference) != 2
-        (ih, hh), gates = match.swapped(swapped)
-        wide, inputs = gates[0].matrix[1], ih.matrix[1]
-        about = f"which of input and state comes first in {gates[0].layer.type}s beside {ih.layer.type}"
-        first = self._decided(about, (INPUT_FIRST, STATE_FIRST)) == INPUT_FIRST
-        columns = (0, inputs) if first else (wide - inputs, wide)
-        state = (inputs, wide) if first else (0, wide - inputs)
+        """Return pairs of two matrices with gates that hold both side by side; their two biases are summed."""
+        swapped = match.reference[0].matrix[1] > match.candidate[0].matrix[1]
+        halves, gates = match.swapped(swapped)
+        widths = [unit.matrix[1] for unit in halves]
+        about = f"which of input and state comes first in {gates[0].layer.type}s beside {halves[0].layer.type}"
+        if self._decided(about, (INPUT_FIRST, STATE_FIRST)) == INPUT_FIRST:
+            columns = [(0, widths[0]), (widths[0], sum(widths))]
+        else:
+            columns = [(widths[1], sum(widths)), (0, widths[1])]
         pairs: list[Both[tuple[Slice, ...]]] = []
         start = 0
         for gate in gates:
             stop = start + gate.matrix[0]
-            for unit, where in ((ih, columns), (hh, state)):
-                weight = unit.parameters["weight"]
-                rows = Slice(unit.path, weight.slot, weight.shape, "", 1, start, stop)
+
+            def rows(unit: Unit, role: str, start: int = start, stop: int = stop) -> Slice:
+                whole = whole_slice(unit, unit.parameters[role], _known(unit.layout) if role == "weight" else "")
+                return replace(whole, start=start, stop=stop)
+
+            for unit, where in zip(halves, columns):
                 gate_slice = whole_slice(gate, gate.parameters["weight"], _known(gate.layout))
-                pairs.append(Both((rows,), (replace(gate_slice, columns=where),)))
-            biases = [(u.path, u.parameters["bias"]) for u in (ih, hh) if "bias" in u.parameters]
-            if biases and "bias" in gate.parameters:
-                parts = tuple(Slice(path, p.slot, p.shape, "", 1, start, stop) for path, p in biases)
+                pairs.append(Both((rows(unit, "weight"),), (replace(gate_slice, columns=where),)))
+            parts = tuple(rows(unit, "bias") for unit in halves if "bias" in unit.parameters)
+            if parts and "bias" in gate.parameters:
                 pairs.append(Both(parts, (whole_slice(gate, gate.parameters["bias"], ""),)))
             start = stop
         return [ParameterPair(*pair.swapped(swapped)) for pair in pairs]

@@ -45,6 +45,8 @@ _LAST = frozenset({("attention part", "o"), ("mlp part", "out"), ("attention par
 # Maximum number of parts that are tried if the names show no roles.
 _MOST_PARTS = 4
 _ALONE = frozenset({"embedding", "norm"})
+# A name up to the number of an element, and from it.
+_LAST_NUMBER = re.compile(r"^(.*?)(?:(?<=\.)|^)\d+((?:\.[^.\d][^.]*)*)$")
 
 
 @dataclass(frozen=True)
@@ -83,15 +85,19 @@ def bundles(whole: Unit, spare: Sequence[Unit], ran: Mapping[str, int]) -> list[
     bundled: list[Bundle] = []
     used: set[Unit] = set()
     # Parts with known roles come first, wherever they are; then neighbours in order, numbered neighbours first.
-    ways = ((True, _families_by_number), (True, _siblings), (True, _cousins), (False, _counted), (False, _siblings))
+    ways = (
+        (_all, _lists),
+        *((_named, families) for families in (_elements, _families_by_number, _siblings, _cousins)),
+        *((_consecutive, families) for families in (_counted, _siblings)),
+    )
     counted = False
-    for named, families in ways:
+    for made_of, families in ways:
         if counted:
             break  # the units between numbered ones form no bundle
         for family in families([unit for unit in fitting if unit not in used]):
             ordered = _have_run(family, ran)
             unused = sorted(family, key=lambda unit: (ran[unit.path], unit.defined)) if ordered else list(family)
-            while (bundle := _named(unused, rows) if named else _consecutive(unused, rows, ordered)) is not None:
+            while (bundle := made_of(unused, rows, ordered)) is not None:
                 bundled.append(bundle)
                 used.update(bundle.parts)
                 counted = families is _counted
@@ -103,28 +109,32 @@ def _have_run(family: Sequence[Unit], ran: Mapping[str, int]) -> bool:
     return bool(ran) and all(unit.path in ran for unit in family)
 
 
-def cells_beside(units: Sequence[Unit], others: Sequence[Unit]) -> list[tuple[tuple[Unit, ...], tuple[Unit, ...]]]:
-    """Return recurrent cells, as (input's, state's) unit, with units of the other side that hold both matrices side by
-    side.
+def halves_beside(units: Sequence[Unit], others: Sequence[Unit]) -> list[tuple[tuple[Unit, ...], tuple[Unit, ...]]]:
+    """Return two layers whose outputs are added, with units of the other side that hold both matrices side by side.
 
-    A cell of the kind ``gate(concat(x, h))`` has one such matrix, or one for each gate.
+    A layer of the kind ``gate(concat(x, h))`` has one such matrix, and a recurrent cell one for each gate.
     """
     cells: dict[str, dict[str, Unit]] = {}
     for unit in units:
         which = names.role(unit.name, "recurrent part")
         if which and len(unit.matrix) == 2:
             cells.setdefault(names.without_recurrent_part(unit.name), {})[which] = unit
+    halves = [(cell["ih"], cell["hh"]) for cell in cells.values() if cell.keys() == {"ih", "hh"}]
+    in_cells = set(chain(*halves))
+    plain = [unit for unit in units if unit not in in_cells and len(unit.matrix) == 2 and not unit.optional]
+    halves += [pair for family in _siblings(plain) for pair in pairwise(family) if not in_cells & set(pair)]
     matched: list[tuple[tuple[Unit, ...], tuple[Unit, ...]]] = []
-    unused = [unit for unit in others if len(unit.matrix) == 2 and not unit.optional]
-    for cell in cells.values():
-        if cell.keys() != {"ih", "hh"}:
+    done: set[Unit] = set()
+    for first, second in halves:
+        rows, inputs = first.matrix
+        if second.matrix[0] != rows or done & {first, second}:
             continue
-        (rows, inputs), (_, hidden) = cell["ih"].matrix, cell["hh"].matrix
-        wide = [unit for unit in unused if unit.matrix[1] == inputs + hidden]
-        gates = [unit for unit in wide if unit.matrix[0] == rows][:1] or _gates(wide, rows)
-        if gates:
-            unused = [unit for unit in unused if unit not in gates]
-            matched.append(((cell["ih"], cell["hh"]), tuple(gates)))
+        unused = [unit for unit in others if len(unit.matrix) == 2 and not unit.optional and unit not in done]
+        wide = [unit for unit in unused if unit.matrix[1] == inputs + second.matrix[1]]
+        whole = [unit for unit in wide if unit.matrix[0] == rows][:1] or (first in in_cells and _gates(wide, rows))
+        if whole:
+            done |= {first, second, *whole}
+            matched.append(((first, second), tuple(whole)))
     return matched
 
 
@@ -173,6 +183,20 @@ def _cousins(units: Sequence[Unit]) -> list[list[Unit]]:
     return _families(units, lambda unit: unit.name.rpartition(".")[0].rpartition(".")[0])
 
 
+def _lists(units: Sequence[Unit]) -> list[list[Unit]]:
+    """Return families of units under one name in the elements of a list: ``heads.0.key``, ``heads.1.key``."""
+    return _families(_numbered(units), lambda unit: _LAST_NUMBER.sub(r"\1#\2", unit.name))
+
+
+def _elements(units: Sequence[Unit]) -> list[list[Unit]]:
+    """Return families of all units in the elements of a list: ``heads.0.key``, ``heads.0.query``, ``heads.1.key``."""
+    return _families(_numbered(units), lambda unit: _LAST_NUMBER.sub(r"\1", unit.name))
+
+
+def _numbered(units: Sequence[Unit]) -> list[Unit]:
+    return [unit for unit in units if _LAST_NUMBER.match(unit.name)]
+
+
 def _families_by_number(units: Sequence[Unit]) -> list[list[Unit]]:
     """Return families of units whose names have the same numbers: ``q.3``, ``k.3`` and ``v.3`` of lists by kind."""
     return _families(units, lambda unit: tuple(re.findall(r"\d+", unit.name)))
@@ -182,13 +206,22 @@ def _families(units: Sequence[Unit], key: Callable[[Unit], Hashable]) -> list[li
     return [family for family in grouped(units, key).values() if len(family) > 1]
 
 
-def _named(family: Sequence[Unit], rows: int) -> Bundle | None:
+def _all(family: Sequence[Unit], rows: int, ordered: bool = False) -> Bundle | None:
+    """Return a whole family as the parts, in the order of definition."""
+    if len(family) < 2 or sum(unit.matrix[0] for unit in family) != rows:
+        return None
+    parts = tuple(sorted(family, key=lambda unit: unit.defined))
+    return Bundle(parts, True, _LAST_NUMBER.sub(r"\2", parts[0].name).lstrip("."))
+
+
+def _named(family: Sequence[Unit], rows: int, ordered: bool = False) -> Bundle | None:
     for kind, pattern in _PATTERNS:
         by_role = grouped(family, partial(_role, kind))
         if all(by_role.get(role) for role in pattern):
-            parts = tuple(by_role[role][0] for role in pattern)
-            if sum(unit.matrix[0] for unit in parts) == rows:
-                return Bundle(parts, True, _ROLES.get(pattern, ""))
+            # One unit of each role, or those of all elements of a list.
+            for parts in ([by_role[role][0] for role in pattern], [u for role in pattern for u in by_role[role]]):
+                if sum(unit.matrix[0] for unit in parts) == rows:
+                    return Bundle(tuple(parts), True, _ROLES.get(pattern, ""))
     return None
 
 
@@ -516,9 +549,9 @@ class UnitPairing:
         return self.matches.left_of(units)
 
     def _beside(self, units: Both[list[Unit]]) -> Both[list[Unit]]:
-        """Pair recurrent cells with cells that have one matrix for the input and the state side by side."""
-        pairs = [Both(*pair) for pair in cells_beside(*units)]
-        pairs += [Both(*pair).swapped() for pair in cells_beside(*units.swapped())]
+        """Pair layers whose outputs are added with layers that have one matrix for both inputs side by side."""
+        pairs = [Both(*pair) for pair in halves_beside(*units)]
+        pairs += [Both(*pair).swapped() for pair in halves_beside(*units.swapped())]
         for pair in pairs:
             evidence = ("rows and columns add up",)
             self.matches.add(Match(pair.reference, pair.candidate, 0.8, "parts", evidence, beside=True))
