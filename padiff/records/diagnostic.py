@@ -834,6 +834,8 @@ def _with_number(line: CodeLine, cause: Cause) -> str:
     # A number of a computed cause has six digits, and may be rounded.
     numbers = _NUMBER.findall(cause.fix) if cause.fix or not cause.proven or len(values) != 1 else [values[0][1]]
     numbers = [each for each in numbers if cause.fix or len(each) < _ROUNDED]
+    if not cause.fix and "+" in cause.kind:
+        return ""  # one number is not all of several causes
     if len(values) != 1 or len(numbers) != 1 or " for n, p in " in cause.fix or "[" in cause.fix:
         return ""
     reference, candidate = map(float, values[0] if cause.sentence.find(" against ") >= 0 else reversed(values[0]))

@@ -132,8 +132,19 @@ def _is_short(loop: ast.AST, scope: _Scope) -> bool:
 
 
 def _holds(loop: ast.AST, scope: _Scope, known: Mapping[int, Any]) -> bool:
-    """Return True for a loop over optimizers."""
-    return isinstance(loop, (ast.For, ast.AsyncFor)) and bool(_optimizers_in(_iterated(loop.iter, scope), known))
+    """Return True for a loop over optimizers, or over their places in a list."""
+    if not isinstance(loop, (ast.For, ast.AsyncFor)):
+        return False
+    if _optimizers_in(_iterated(loop.iter, scope), known):
+        return True
+    places = {name.id for name in ast.walk(loop.target) if isinstance(name, ast.Name)}
+    return any(
+        isinstance(node, ast.Subscript)
+        and isinstance(node.slice, ast.Name)
+        and node.slice.id in places
+        and bool(_optimizers_in(scope.value(node.value), known))
+        for node in ast.walk(loop)
+    )
 
 
 # -- the source ----------------------------------------------------------------------------------------------
@@ -263,7 +274,10 @@ def _sites(nodes: Sequence[ast.AST], scope: _Scope, known: Mapping[int, Any], de
         if isinstance(call.func, ast.Attribute) and call.func.attr in _STEPS:
             # Of a scaler, the optimizer is the first argument.
             for part in (call.func.value, *call.args[:1]):
-                sites |= _optimizers_in(scope.value(part), known)
+                value = scope.value(part)
+                if value is _UNKNOWN and isinstance(part, ast.Subscript):
+                    value = scope.value(part.value)  # any of a list
+                sites |= _optimizers_in(value, known)
         if depth < _DEEPEST:
             for body, inner in _called(call, scope):
                 sites |= _sites(body, inner, known, depth + 1)

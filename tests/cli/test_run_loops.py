@@ -134,6 +134,23 @@ class Trainer:
 Trainer().train()
 """
 )
+# D, then G and D at once, by their places in a list of optimizers.
+PLACES = (
+    NETS
+    + """
+optimizers = [sgd(netG.parameters()), sgd(netD.parameters())]
+def update(loss, *which):
+    loss.backward()
+    for k in which:
+        optimizers[k].step()
+    for each in optimizers:
+        each.zero_grad()
+    show(loss)
+for i in range(4):
+    update(netD(netG(randn(5, 3)).detach()).square().mean(), 1)
+    update(-netD(netG(randn(5, 3))).mean(), 0, 1)
+"""
+)
 # The generator steps in every second iteration only, first in the first one.
 RARELY = (
     PAIR
@@ -401,6 +418,7 @@ KINDS = {
     "generator first": (G_FIRST, ["netG", "netD"], 4),
     "wgan": (WGAN, ["netG", "netD"], 4),
     "object": (OBJECT, ["netG", "netD"], 4),
+    "places": (PLACES, ["netG", "netD"], 4),
     "rarely": (RARELY, ["netG", "netD"], 4),
     "cycle": (CYCLE, ["netG_A2B", "netG_B2A", "netD_A"], 4),
     "listed": (LISTED, ["0", "1", "2"], 4),

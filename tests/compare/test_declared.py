@@ -373,3 +373,22 @@ def test_the_line_names_parameters_of_the_model_itself_as_the_model_does():
         "torch", "AdamW", ["decay.decoupled"], {"decay.decoupled": 0.0}, ["(root)/scale", "inner/bias"]
     )
     assert line == """torch.optim.AdamW([{"params": ['scale', 'inner.bias'], "weight_decay": 0.0}, ...])"""
+
+
+def test_a_padding_mode_says_nothing_of_a_layer_that_does_not_pad():
+    def net(itself):
+        torch.manual_seed(0)
+        how = {"padding": 1, "padding_mode": "reflect"} if itself else {}
+        convolution = torch.nn.Conv2d(2, 3, 3, **how)
+        return convolution if itself else torch.nn.Sequential(torch.nn.ReflectionPad2d(1), convolution)
+
+    def run(itself):
+        model = torch.nn.Sequential(net(itself), torch.nn.Flatten(), torch.nn.LazyLinear(2))
+        torch.manual_seed(1)
+        model(torch.randn(2, 2, 5, 5))
+        with padiff.record(model) as rec:
+            model(torch.randn(2, 2, 5, 5)).square().mean().backward()
+            rec.try_dump()
+        return rec.run
+
+    assert padiff.compare_runs(run(False), run(True)).outcome == "match"

@@ -123,7 +123,8 @@ def found(tmp_path_factory):
         return run
 
     def fault(program, before, after, port=""):
-        number = {PROGRAM: "program", TWO: "two", TORCH: "torch", HAND: "hand"}.get(program, "other")
+        numbers = {PROGRAM: "program", TWO: "two", TORCH: "torch", HAND: "hand"}
+        number = numbers.get(program, f"other_{abs(hash(program))}")
         reference = recorded(number, program)
         changed = (port or program).replace("REFERENCE", reference.name)
         assert before in changed
@@ -352,3 +353,29 @@ def test_the_line_of_a_fault_in_a_port_is_shown_with_the_references_part(found, 
     fault = found(TORCH, before, after, PADDLE)
     assert after in fault.places.candidate.code
     assert fix in fault.fix.text
+
+
+# The epsilon of paddle's RMSProp is inside of the root: no number there gives torch's.
+ROOTED = TORCH.replace("Adam(net.parameters(), lr=0.01, weight_decay=0.1)", "RMSprop(net.parameters(), 0.01, eps=1e-3)")
+# Paddle counts the ignored rows of negative labels in the mean.
+LABELS = "[[0, 1, -1, 2, 1, -1, 0, 2]] * 3)[0]"
+IGNORED = TORCH.replace(
+    "net(x).square().sum()", f"nn.functional.cross_entropy(net(x), torch.tensor({LABELS}, ignore_index=-1)"
+)
+PORTS = {
+    ROOTED: ("Adam(", "RMSProp(", "weight_decay=paddle.regularizer.L2Decay(0.1),", "rho=0.99, epsilon=1e-6,", ""),
+    IGNORED: (
+        "net(x).square().sum()",
+        f"nn.functional.cross_entropy(net(x), paddle.to_tensor({LABELS}, ignore_index=-1)",
+        *("", ""),
+        'paddle.nn.functional.cross_entropy(..., reduction="sum") / (labels != -1).sum()',
+    ),
+}
+
+
+@pytest.mark.parametrize("program", PORTS, ids=["rooted", "ignored"])
+def test_a_line_that_changes_nothing_or_not_enough_is_no_fix(found, program):
+    before, after, more, other, fix = PORTS[program]
+    fault = found(program, before, after, PADDLE.replace(more, other) if more else PADDLE)
+    assert fault.cause.proven, fault.cause
+    assert (fault.fix.text if fault.fix is not None else "") == fix

@@ -265,8 +265,9 @@ def differing(pair: LayerPair) -> list[str]:
         if name not in _SIZES or equivalents.kind(pair.reference) == equivalents.kind(pair.candidate)
         # The axis of the batch may differ as the inputs' axes do: the diffs of calls tell (`causes`).
         if name != "batch_first"
-        # The setting has no effect without padding.
+        # These settings have no effect without padding, which another layer may do.
         if name != "count_include_pad" or any(_pads(layer) for layer in pair)
+        if name != "padding_mode" or all(_pads(layer) for layer in pair)
     ]
 
 
@@ -277,7 +278,8 @@ def _equal(name: str, a: object, b: object) -> bool:
 
 
 def _pads(layer: Layer) -> bool:
-    return bool(layer.settings.get("padding") or layer.settings.get("ceil_mode"))
+    padding = layer.settings.get("padding")
+    return bool((any(padding) if isinstance(padding, list) else padding) or layer.settings.get("ceil_mode"))
 
 
 # Numbers of input and output features.
