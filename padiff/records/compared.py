@@ -94,6 +94,7 @@ class Rule(Enum):
     CHOICES = "rows (tokens, samples) choose otherwise, by scores that agree within rounding"
     SCALED = "the gradients of parameters agree: one side scales its loss, and its gradients by the inverse"
     WRITTEN_OTHERWISE = "losses and gradients agree: the loss is the same, written in another way"
+    GIVEN_OTHERWISE = "all that is computed from this input agrees: the same is given in another form"
 
     def __str__(self) -> str:
         return self.value

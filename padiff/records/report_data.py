@@ -20,7 +20,7 @@ from padiff.records.step_diffs import ROW, RULE_NUMBERS, relative_l2, row_of
 from padiff.system.frames import Frame
 
 # Numbers of rules by which a tensor passes although it differs.
-_OTHERWISE = [RULE_NUMBERS[rule] for rule in (Rule.WRITTEN_OTHERWISE, Rule.SCALED)]
+_OTHERWISE = [RULE_NUMBERS[rule] for rule in (Rule.WRITTEN_OTHERWISE, Rule.GIVEN_OTHERWISE, Rule.SCALED)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,8 +300,8 @@ class Overview:
         errors, excess = relative_l2(rows), _excess(rows)
         looked_at = compared & measured & np.isfinite(errors)
         otherwise = passed & np.isin(rows["rule"], _OTHERWISE)
-        excess[otherwise] = 0.0  # the limit is the error itself
         noise = passed & judged & ((rows["limit"] > 1) | otherwise)
+        excess[noise] = 0.0  # such limits are no measure of how close a diff is
         for kind, mask in enumerate((looked_at & ~noise, looked_at & noise)):
             self._worst[kind], self._largest[kind] = _larger(
                 table, np.flatnonzero(mask), errors, self._worst[kind], self._largest[kind]

@@ -365,3 +365,42 @@ def test_the_positive_part_of_an_output_may_be_taken_after_the_model(fault, deta
                 rec.try_dump()
     report = padiff.compare_runs(tmp_path / "True", tmp_path / "False")
     assert report.passed is not bool(fault), report.first_diff
+
+
+def _masked(folder, kept, as_bool=False):
+    """Three steps of attention pooling with a mask: places to keep as True, or -1e9 for the others."""
+    rng = np.random.default_rng(1)
+    torch.manual_seed(0)
+
+    class Pooled(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.score, self.out = torch.nn.Linear(4, 1), torch.nn.Linear(4, 2)
+
+        def forward(self, x, mask):
+            scores = self.score(x).squeeze(-1)
+            scores = scores.masked_fill(~mask, -1e9) if as_bool else scores + mask
+            return self.out((torch.softmax(scores, -1).unsqueeze(-1) * x).sum(1))
+
+    net = Pooled()
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    with padiff.record(net, folder, optimizer=optimizer) as rec:
+        for _ in range(3):
+            x = torch.tensor(rng.normal(size=(4, 6, 4)).astype("float32"))
+            mask = torch.tensor(kept) if as_bool else torch.tensor(np.where(kept, 0.0, -1e9).astype("float32"))
+            optimizer.zero_grad()
+            net(x, mask).square().mean().backward()
+            optimizer.step()
+            rec.try_dump()
+    return folder
+
+
+def test_a_mask_in_another_form_is_no_difference_and_another_mask_is(tmp_path):
+    kept = np.arange(6)[None] < np.array([[6], [3], [4], [5]])
+    other = kept.copy()
+    other[1, 3] = True
+    reference = _masked(tmp_path / "reference", kept)
+    report = padiff.compare_runs(reference, _masked(tmp_path / "as_bool", kept, True))
+    assert report.passed, report.first_diff
+    first = padiff.compare_runs(reference, _masked(tmp_path / "other", other, True)).first_diff
+    assert (first.step, first.stage, first.slot) == (0, "input", "input.mask")
