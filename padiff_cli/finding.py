@@ -491,14 +491,14 @@ def _owned(layer: Any) -> set[int]:
 
 
 def is_frozen(value: Any) -> bool:
-    """Return True if a value is a layer with parameters, none of which trains."""
+    """Return True if a value is a layer with parameters, none of which trains, or one in evaluation mode."""
     try:
         framework = framework_of(value)
     except PadiffError:
         return False
     trainable = framework.tensors.trainable
     parameters = [tensor for _, tensor in parameters_of(value, framework)] if framework.layers.is_model(value) else []
-    return bool(parameters) and not any(trainable(tensor) for tensor in parameters)
+    return bool(parameters) and not (value.training and any(trainable(tensor) for tensor in parameters))
 
 
 def _has_compiled() -> bool:

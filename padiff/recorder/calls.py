@@ -13,7 +13,7 @@ import numpy as np
 from padiff.frameworks.base import Tensors
 from padiff.frameworks.catalog import first_rank, is_descending, pooled_axes, row_axis
 from padiff.model.selection import Node
-from padiff.records import ROOT, Evaluation
+from padiff.records import Evaluation
 from padiff.system.frames import Frame
 
 # Number of different input shapes of evaluation calls that a step keeps.
@@ -173,11 +173,6 @@ class Calls:
         calls = {key: n for key, n in self._outermost.items() if key[1] or not trained}
         learning = max((n - self._without_gradients[key] for key, n in calls.items()), default=0)
         return learning or max(calls.values(), default=1)
-
-    @property
-    def of_the_model(self) -> bool:
-        """Return True if the model itself was called, and not several models that it holds."""
-        return any(path == ROOT for path, _ in self._outermost)
 
     def trained(self, path: str) -> int:
         """Return the number of outermost calls of a layer in training mode."""

@@ -204,9 +204,7 @@ class Capture:
         self.parameters.finish(updates)
         if self.losses is not None:
             if not self._logged:
-                self.losses.finish(
-                    self._calls.micro_batches, loss_scale, self._calls.mixed, not self._calls.of_the_model
-                )
+                self.losses.finish(self._calls.micro_batches, loss_scale, self._calls.mixed)
             self.settings.update(self.losses.settings)
             self.losses.close()
         if detach:

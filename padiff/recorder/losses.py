@@ -308,26 +308,24 @@ class Losses:
         """Return the scalars at which backward began without being a loss function's output."""
         return [float(self._records.copier.copy(tensor).reshape(())) for _, tensor in self._elsewhere]
 
-    def finish(self, micro_batches: int, loss_scale: float, evaluated: bool, several: bool) -> None:
+    def finish(self, micro_batches: int, loss_scale: float, evaluated: bool) -> None:
         """Record the loss of each micro-batch, if the loss is known.
 
         The loss is known if each micro-batch has exactly one scalar loss and backward began at this scalar, or at
-        the scalar times the loss scale. In a step of one micro-batch, or of several models, it is the sum of all
-        scalars at which a backward began. If one backward began in the step, its scalar is the loss of all calls of the
-        model: a sum of terms, or one loss of several.
+        the scalar times the loss scale. In a step of one micro-batch it is the sum of all scalars at which a backward
+        began. If one backward began in the step, its scalar is the loss of all calls of the model: a sum of terms, or
+        one loss of several.
 
         Args:
             evaluated: True if the step has calls in evaluation mode with gradients, besides those in training mode.
                 Their outputs are not recorded, and such a sum may be of them.
-            several: True if the step calls several models, each a number of times of its own.
         """
         backwards = len(self._elsewhere) + sum(each.backwards for each in self._seen)
         if self._elsewhere and backwards == loss_scale == 1 and not evaluated:
             place, tensor = self._elsewhere[0]
             self._records.loop("loss", "loss", self._records.copier.take_later(tensor), 0, place=place)
             return
-        at_once = several or micro_batches == 1
-        if at_once and loss_scale == 1 < backwards == len(self._starts) and not evaluated:
+        if micro_batches == loss_scale == 1 < backwards == len(self._starts) and not evaluated:
             self._add_up()
             return
         begun = [each for each in self._seen if each.backwards and not isinstance(each.taken, SkippedTensor)]

@@ -77,8 +77,12 @@ def copies_of(models: Mapping[str, Any], frame: FrameType | None, owned: Collect
         if len(parameters) >= _LEAST:
             sources[_shapes(parameters, framework)] = node.layer, parameters
     taken, inner = set(owned), {id(node.layer) for node in trained}
+    values = list(_values(frame))
+    for _, value in values:
+        if framework.layers.is_model(value) and id(value) not in inner:
+            inner |= _parts_of_another(value, sources, taken, framework)
     copies: dict[str, Copy] = {}
-    for name, value in _values(frame):
+    for name, value in values:
         twin = None
         if framework.layers.is_model(value):
             layer = _inside(value, framework)
@@ -98,6 +102,21 @@ def copies_of(models: Mapping[str, Any], frame: FrameType | None, owned: Collect
                 name += "_copy"
             copies[name] = twin
     return copies
+
+
+def _parts_of_another(
+    model: Any, sources: Collection[tuple[Any, ...]], owned: Collection[int], framework: Any
+) -> set[int]:
+    """Return the ids of the layers inside of a model that is no copy, if few of its parameters are those of copies."""
+    parameters = list(parameters_of(model, framework))
+    if _shapes(parameters, framework) in sources or not {id(tensor) for _, tensor in parameters}.isdisjoint(owned):
+        return set()
+    layers = [node.layer for node in walk(model, framework) if node.path != ROOT]
+    held = [list(parameters_of(layer, framework)) for layer in layers]
+    alike = {id(tensor) for each in held if _shapes(each, framework) in sources for _, tensor in each}
+    sizes = {id(tensor): math.prod(framework.tensors.shape(tensor)) for _, tensor in parameters}
+    few = 2 * sum(sizes[key] for key in alike) < sum(sizes.values())
+    return set(map(id, layers)) if few else set()
 
 
 # -- variables -------------------------------------------------------------------------------------------------------

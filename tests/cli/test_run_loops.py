@@ -314,6 +314,24 @@ for i in range(4):
     optimizer.step()
     show(loss)
 """
+# A wider teacher, of which one layer has the shapes of one of the student's.
+DISTILLED = """
+class Net(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.body, self.middle, self.head = nn.Linear(3, width), nn.Linear(width, 4), nn.Linear(4, 2)
+    def forward(self, x): return self.head(self.middle(self.body(x).tanh()))
+student, teacher = Net(5), Net(9)
+teacher.eval()
+optimizer = sgd(student.parameters())
+for i in range(4):
+    x = randn(5, 3)
+    loss = (teacher(x).detach() - student(x)).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    show(loss)
+"""
 SIAMESE = """
 net = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
 optimizer = sgd(net.parameters())
@@ -429,6 +447,7 @@ KINDS = {
     "perceptual": (PERCEPTUAL, ["net", "features"], 4),
     "actor": (ACTOR, ["actor", "critic"], 4),
     "teacher": (TEACHER, ["student", "teacher"], 4),
+    "distilled": (DISTILLED, ["student", "teacher"], 4),
     "siamese": (SIAMESE, ["0", "1", "2"], 4),
     "reinforce": (REINFORCE, [], 4),
     "vae": (VAE, ["a", "mu", "logvar", "b"], 4),
@@ -469,7 +488,7 @@ def test_a_loop_of_each_kind_is_recorded_from_its_first_step(framework, kind):
             p
             for layer in opened.info.layers
             for p in layer.parameters
-            if p.trainable and not p.tied_to and layer.path != "teacher"
+            if p.trainable and not p.tied_to and not layer.path.startswith("teacher")
         ]
         assert len({site.partition("#")[0] for site in updated if "learning_rate" not in site}) == len(trained)
 
