@@ -352,14 +352,14 @@ class _Planner:
                 if p.role == "parameter" and not p.tied_to and not is_covered(layer.path, p.slot)
             ]
         # A table that nothing trains is computed in the code of the other side, and a copy is made there.
-        copies = self._copies() if self._left.reference and not self._left.candidate else []
+        copies = self._copies() if self._left.reference and not self._left.candidate else set()
         for unmatched, others in (tuple(self._left), tuple(self._left.swapped())):
-            if not others and all(not p.trainable or (layer, p) in copies for layer, p in unmatched):
+            if not others and all(not p.trainable or _top(layer) in copies for layer, p in unmatched):
                 self._transfer.unpaired_buffers += tuple(_names(unmatched, True))
                 unmatched.clear()
 
-    def _copies(self) -> _Left:
-        """Return the base model's parameters without a partner that begin as copies of others: target networks."""
+    def _copies(self) -> set[str]:
+        """Return the base's outermost layers without partners that begin as copies of others: target networks."""
         base = self._models.reference
         shapes = {p.shape for _, p in self._left.reference}
         used: dict[tuple[int, ...], list[np.ndarray]] = {}
@@ -367,11 +367,14 @@ class _Planner:
             for p in layer.parameters:
                 if p.shape in shapes and self._is_used(layer.path, p.slot):
                     used.setdefault(p.shape, []).append(base.value(layer.path, p.slot))
-        return [
-            (layer, p)
-            for layer, p in self._left.reference
-            if any(np.array_equal(base.value(layer.path, p.slot), other) for other in used.get(p.shape, []))
-        ]
+        others, copied = set(), set()
+        for layer, p in self._left.reference:
+            value = base.value(layer.path, p.slot)
+            if not any(np.array_equal(value, each) for each in used.get(p.shape, [])):
+                others.add(_top(layer))
+            elif (value != value.flat[0]).any():  # zeros equal zeros
+                copied.add(_top(layer))
+        return copied - others
 
     def pairs_in_the_way(self, pairs: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
         """Return the pairs of layers that contain the parameters which can't be carried over.
@@ -420,6 +423,10 @@ class _Planner:
     def _is_filled(self, path: str, slot: str) -> bool:
         target = self._targets.get(id(self._raw.tensor(path, slot)))
         return target is not None and bool(target.filled.all())
+
+
+def _top(layer: Layer) -> str:
+    return layer.path.partition(".")[0]
 
 
 def _listed(unmatched: _Left, where: bool) -> str:
