@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -10,17 +11,21 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from padiff.align import Alignment
-from padiff.compare.choices import Flips, chooses, flips_of
+from padiff.compare.choices import Flips, chooses, flips_of, reached
 from padiff.compare.judge import limits
 from padiff.compare.judge.drift import NONE, Drift, drift
 from padiff.compare.judge.flipped_rows import EarlierFlips, counted, judged_by_rows
 from padiff.compare.judge.missing_records import NOTHING_YET, History, absent_stages, excused
 from padiff.compare.judge.policy import Policy, forms_of, written_otherwise
+from padiff.compare.judge.site_facts import SiteFacts
 from padiff.compare.measure.measure_step import measured
-from padiff.compare.measure.pairs import measure_pair, with_floors
+from padiff.compare.measure.operands import elements
+from padiff.compare.measure.pairs import few, measure_pair, with_floors
 from padiff.compare.rearranged import with_row_orders
+from padiff.errors import PadiffError
+from padiff.frameworks.catalog import LOOKING
 from padiff.pair.plans import PairPlans, in_one, left_out, rank_steps, step_pairs, weights_known
-from padiff.records import Both, Figure, Pair, Rule, Run, Step
+from padiff.records import LOOP, Both, Diff, Figure, Pair, Rule, Run, Step, Trace, TracedCall
 from padiff.records.report_data import ChoiceCounts
 from padiff.records.step_diffs import RULE_NUMBERS, StepDiffs
 
@@ -87,6 +92,117 @@ def with_other_forms(diffs: StepDiffs, steps: Both[Step], runs: Both[Run]) -> St
         if diffs.sites.keys[place] in sites:
             made[place] = written_otherwise(made[place])
     return diffs.replaced(made) if sites else diffs
+
+
+# Functions with a pole where their first operand, or a divisor, is zero; and functions that leave such an operand as
+# small as it is.
+_AT_POLES = {"log": 0, "log2": 0, "log10": 0, "rsqrt": 0, "div": 1}
+_KEPT = LOOKING | {"add", "mul", "neg", "abs", "clamp", "clip"}
+# Share of its terms below which a difference has lost a digit; the units in the last place that it may be off by; and
+# the least elements for each one that may be off. Chosen.
+_LOST, _UNITS, _EACH = 0.1, 16, 8
+
+
+def with_magnified(diffs: StepDiffs, step: Step, run: Run) -> StepDiffs:
+    """Return the diffs, with inputs and values of loss functions passed whose few wrong elements come from rounding.
+
+    A logarithm of a difference that is nearly nothing (``log(1 - a * a)``) magnifies the rounding of single elements
+    without a limit: such an input of a loss may be off in a few elements, and the loss by as much.
+
+    Args:
+        diffs: the judged diffs of one rank of a step.
+        step: the reference's records of the rank.
+        run: the reference.
+    """
+    sites, facts = diffs.sites, diffs.sites.fact(SiteFacts)
+    failed = [place for place in np.flatnonzero(~diffs.rows["passed"]).tolist() if diffs.measured[place]]
+    if not any(facts.into_loss[place] for place in failed):
+        return diffs
+    traces = step.trace, *(first.trace for number in run.numbers()[:1] for first in run.steps(number)[:1])
+    trace = next((trace for trace in traces if trace.functions), None)
+    poles = {} if trace is None else _poles(trace)
+    if trace is None or not poles:
+        return diffs
+    magnified, most = reached(trace, [*poles]), max(poles.values())
+    losses = {
+        (f"{call.function}()", call.nth)
+        for call in trace.calls
+        if call.layer == LOOP and any(operand.tensor in magnified for operand in call.inputs)
+    }
+    made, errors = list(diffs), dict[tuple[str, int], float]()
+    for place in failed:
+        call = sites.slots[place].partition(".")[0], made[place].pair.anchor.call
+        judged, error = made[place].judgement, float(diffs.relative[place])
+        if sites.stages[place] != "loss" or judged is None or not (call in losses or facts.losses[place]):
+            continue
+        if facts.into_loss[place]:
+            bulk = _without_few(made[place])
+            if bulk <= judged.limit and diffs.rows["max_abs"][place] <= most:
+                made[place] = made[place].judged(True, Figure.BULK, bulk, judged.limit, judged.rule)
+                errors[call] = max(errors.get(call, 0.0), error)
+            continue
+        # A loss that the loop logs is made of any of those.
+        largest = max(errors.values(), default=0.0) if facts.losses[place] else errors.get(call, 0.0)
+        if error <= (limit := limits.LOSS_OF_OUTPUTS * largest):
+            made[place] = made[place].judged(True, Figure.REL_L2, error, limit, Rule.OUTPUTS)
+    return diffs.replaced(made)
+
+
+def _without_few(diff: Diff) -> float:
+    """Return the relative error of a tensor without its few worst elements; infinity if its elements are not known."""
+    try:
+        values = elements(diff.pair)
+    except PadiffError:
+        return math.inf
+    if values is None:
+        return math.inf
+    errors = np.sort(np.abs(np.ravel(values.candidate.astype(np.float64) - values.reference)))
+    norm = float(np.linalg.norm(values.reference))
+    return (
+        float(np.linalg.norm(errors[: errors.size - min(few(errors.size), errors.size // _EACH)])) / norm
+        if norm
+        else math.inf
+    )
+
+
+def _poles(trace: Trace) -> dict[int, float]:
+    """Return the calls that take a function near its pole, of a difference whose terms nearly cancel out.
+
+    Returns:
+        The largest error that rounding of the difference causes, by the position of the call.
+    """
+    producers = {operand.tensor: call for call in trace.calls if call.function for operand in call.outputs}
+    poles = {}
+    for position, call in enumerate(trace.calls):
+        place = _AT_POLES.get(call.function, len(call.inputs))
+        if place < len(call.inputs) and (error := _magnified(trace, producers, call.inputs[place].tensor)):
+            is_log = call.function.startswith("log")
+            poles[position] = error * (1.0 if is_log else _extent(trace, call.outputs[0].tensor)[1])
+    return poles
+
+
+def _magnified(trace: Trace, producers: Mapping[int, TracedCall], tensor: int) -> float:
+    """Return the relative error of a tensor that rounding causes; 0 if it is no difference that nearly cancels out."""
+    call, smallest = producers.get(tensor), _extent(trace, tensor)[0]
+    while call is not None and call.function not in ("sub", "rsub"):
+        numbers = [abs(value) for value in call.arguments.values() if type(value) in (int, float)]
+        # A small number that is added is what is left where the terms are equal.
+        smallest = min([smallest, *numbers]) if call.function == "add" else smallest
+        is_followed = call.function in _KEPT and len(call.inputs) == 1
+        call = producers.get(call.inputs[0].tensor) if is_followed else None
+    if call is None:
+        return 0.0
+    terms = [_extent(trace, operand.tensor)[1] for operand in call.inputs]
+    largest = max([*terms, *(abs(value) for value in call.arguments.values() if type(value) in (int, float))])
+    unit = 2 * limits.ROUNDING["float32"]
+    return _UNITS * unit * largest / max(smallest, unit) if smallest < _LOST * largest else 0.0
+
+
+def _extent(trace: Trace, tensor: int) -> tuple[float, float]:
+    """Return the smallest and the largest absolute value of a tensor; NaN if its values were not kept."""
+    source = trace.tensors[tensor].source
+    sizes = np.abs(source.read().astype(np.float64)) if source is not None and not source.sketched else np.zeros(0)
+    return (float(sizes.min()), float(sizes.max())) if sizes.size else (math.nan, math.nan)
 
 
 def _limit(reference: float, average: Averages) -> float:
@@ -196,7 +312,7 @@ def compare_step(steps: Both[Sequence[Step]], plan: ComparisonPlan, before: Befo
         judged = excused(judged, infos.zip(history), rank, plan.alignment)
         judged, history = absent_stages(judged, rank, history, plan.runs)
         if not judged.passed and plan.policy.in_context:
-            judged = with_other_forms(judged, rank, plan.runs)
+            judged = with_magnified(with_other_forms(judged, rank, plan.runs), rank.reference, plan.runs.reference)
         judged = with_averages(judged, len(diffs_by_rank), plan.runs, plan.alignment, before.drift)
         if plan.policy.in_context and chooses(rank):
             number = len(diffs_by_rank)
