@@ -687,3 +687,70 @@ def test_a_target_that_magnifies_rounding_may_be_off_in_a_few_elements(options, 
     clean, other = compared(tmp_path, squashed, "reference", "clean", "other", **options)
     assert clean.passed, clean.first_diff.message
     assert placed(other)[:2] == (0, "loss")
+
+
+# -- the first calls that compute something else of the same tensors -----------------------------------------------
+
+
+def sequences(way):
+    """Likelihoods of tokens, written as a picked log-softmax, or as a cross entropy with the other sign."""
+    model = nn.Linear(6, 5)
+
+    def score(logits, labels, mask):
+        if way == "reference":
+            picked = f.log_softmax(logits, -1).gather(-1, labels[..., None])[..., 0]
+            return (picked * torch.maximum(mask[:, 1:], mask[:, 1:].roll(1, 0))).sum(1)
+        nll = f.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none").view(8, 4)
+        right = mask[:, 1:]
+        weight = torch.minimum(right, right.roll(1, 0)) if way == "weights" else torch.maximum(right, right.roll(1, 0))
+        total = -(nll * weight).sum(1)
+        return total / (mask[:, 1:].sum(1) + 1) if way == "mean" else total
+
+    def loss(rng):
+        x, labels = tensor(rng, 8, 4, 6), torch.randint(5, (8, 4), generator=rng)
+        mask = torch.randint(2, (8, 5), generator=rng).float()
+        now = score(model(x), labels, mask)
+        with torch.no_grad():
+            then = score(1.1 * model(x) + 0.1, labels, mask)
+        if way == "reference":
+            return -f.logsigmoid(0.3 * ((now[:4] - then[:4]) - (now[4:] - then[4:]))).mean()
+        (better, worse), (better_then, worse_then) = now.chunk(2), then.chunk(2)
+        return f.softplus(-0.3 * ((better - worse) - (better_then - worse_then))).mean()
+
+    return descent(model, loss)
+
+
+def test_the_first_call_of_the_same_tensors_is_told_where_the_loss_is_written_otherwise(tmp_path):
+    clean, weights, mean = compared(tmp_path, sequences, "reference", "clean", "weights", "mean")
+    assert clean.passed, clean.first_diff.message
+    cause = cause_of(weights)
+    assert "minimum(" in cause.sentence and "where the reference computes `maximum(" in cause.sentence
+    assert "weight = " in cause.lines.candidate.code and "picked * torch.maximum" in cause.lines.reference.code
+    cause = cause_of(mean)
+    assert "only the candidate computes `" in cause.sentence and " / (" in cause.sentence
+    assert not cause.proven and cause.lines.reference is None
+
+
+def energies(way):
+    """A penalty on energies, after gradients that one author asks for, and the other takes by a backward."""
+    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 1))
+
+    def loss(rng):
+        x = tensor(rng, 8, 6).requires_grad_()
+        if way == "reference":
+            model(x).sum().backward()
+            slope = x.grad
+            model.zero_grad()
+        else:
+            (slope,) = torch.autograd.grad(model(x).sum(), x)
+        first, second = model(x.detach()), model((x - slope).detach())
+        square = (first - second) ** 2 if way == "fault" else first**2 + second**2
+        return first.mean() - second.mean() + 0.1 * square.mean()
+
+    return descent(model, loss)
+
+
+def test_the_losses_that_the_loops_end_with_are_compared(tmp_path):
+    clean, fault = compared(tmp_path, energies, "reference", "clean", "fault")
+    assert clean.passed, clean.first_diff.message
+    assert "the candidate computes `(a - b) ** 2`, where the reference" in cause_of(fault).sentence

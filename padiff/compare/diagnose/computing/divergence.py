@@ -17,7 +17,7 @@ from padiff.compare.diagnose.computing.formula import CONSTANT, MADE, Change, Fo
 from padiff.compare.diagnose.computing.operations import OPERATIONS
 from padiff.compare.diagnose.kernels import ACTIVATION_NUMBERS
 from padiff.compare.diagnose.traced import Graph, arguments_text, axes_of, given_otherwise, is_looking, same_name
-from padiff.records import LOOP, Both, Cause
+from padiff.records import LOOP, Both, Cause, TracedCall
 from padiff.system.terminal import first_few
 
 # The most rounds of the search, and the largest ratio of the new to the old error for another round.
@@ -818,8 +818,10 @@ def other_code(graphs: Both[Graph], values: Both[_Values], ends: Both[int]) -> C
     """
     if not _are_apart(values, ends):
         return None
-    agreeing = _agreeing(graphs, values, ends)
-    ends = _narrowed(graphs, values, agreeing, ends)
+    agreement = _agreeing(graphs, values, ends)
+    agreeing = agreement.partners
+    surplus = _only_there(graphs, agreement, ends)
+    ends = _first_apart(graphs, agreement, ends) or _narrowed(graphs, values, agreement, ends)
     calls = ends.zip(graphs).map(lambda side: side[1].producers.get(side[0]))
     if calls.reference is None or calls.candidate is None:
         return None
@@ -836,6 +838,11 @@ def other_code(graphs: Both[Graph], values: Both[_Values], ends: Both[int]) -> C
         code.names, code.letters = side, letters
         code.partners = agreeing if others is names.reference else {r: c for c, r in agreeing.items()}
         code.others = others
+    makers = surplus.zip(graphs).map(lambda side: None if side[0] is None else side[1].producers[side[0]])
+    for code, name, tensor in zip(codes, ("reference", "candidate"), surplus):
+        if tensor is not None:
+            text = f"other code: only the {name} computes `{code.source_text(tensor)}`"
+            return Cause("code", text, lines=makers.map(lambda call: None if call is None else call.line))
     texts = [code.source_text(end) for code, end in zip(codes, ends)]
     if not all(texts) or texts[0] == texts[1] or not codes[0].unwritten.isdisjoint(codes[1].unwritten):
         return None  # the code that differs may be that of a variable
@@ -847,16 +854,29 @@ def other_code(graphs: Both[Graph], values: Both[_Values], ends: Both[int]) -> C
     return Cause("code", text, lines=calls.map(lambda call: None if call is None else call.line))
 
 
-def _agreeing(graphs: Both[Graph], values: Both[_Values], ends: Both[int]) -> dict[int, int]:
-    """Return the tensors of the candidate, of those that an end is computed from, that agree with one of the
-    reference's, also where their rows are in another order.
+@dataclass
+class _Agreement:
+    """Tensors of both traces with the same values.
+
+    Attributes:
+        partners: tensors of the candidate that agree with one of the reference's, also with rows in another order.
+        twins: tensors of the reference that agree with one of the candidate's, each with the first one of its values.
+        opposites: tensors of the reference and of the candidate that agree but for the sign.
     """
+
+    partners: dict[int, int]
+    twins: dict[int, int]
+    opposites: Both[set[int]]
+
+
+def _agreeing(graphs: Both[Graph], values: Both[_Values], ends: Both[int]) -> _Agreement:
+    """Return the tensors that agree, of those that two ends are computed from."""
     by_size: dict[int, list[tuple[int, np.ndarray, float]]] = {}
     for tensor in _behind(graphs.reference, ends.reference):
         value = values.reference(tensor)
         if value is not None and value.size:
             by_size.setdefault(value.size, []).append((tensor, value, _largest(value)))
-    agreeing: dict[int, int] = {}
+    agreement = _Agreement({}, {}, Both(set(), set()))
     for tensor in _behind(graphs.candidate, ends.candidate):
         value = values.candidate(tensor)
         if value is None or not value.size or tensor == ends.candidate:
@@ -875,8 +895,72 @@ def _agreeing(graphs: Both[Graph], values: Both[_Values], ends: Both[int]) -> di
         if alike:
             makers = ((partner, graphs.reference.producers.get(partner)) for partner in alike)
             same = (partner for partner, maker in makers if maker and call and same_name(maker, call))
-            agreeing[tensor] = next(same, alike[0])
-    return agreeing
+            agreement.partners[tensor] = next(same, alike[0])
+            for partner in alike:
+                agreement.twins.setdefault(partner, agreement.twins.get(alike[0], alike[0]))
+        elif value.dtype.kind == "f" and largest:
+            opposites = [partner for partner, theirs in near if _agree(-theirs, value, largest)]
+            agreement.opposites.reference.update(opposites)
+            agreement.opposites.candidate.update([tensor] if opposites else [])
+    return agreement
+
+
+def _first_apart(graphs: Both[Graph], agreement: _Agreement, ends: Both[int]) -> Both[int] | None:
+    """Return the outputs of the first calls of both sides that compute something else of the same tensors; `None` if
+    some first call has no partner.
+    """
+    firsts, inputs = _first_calls(graphs, agreement, ends)
+    pairs = [
+        Both(reference, candidate)
+        for reference, takes in zip(firsts.reference, inputs.reference)
+        for candidate, others in zip(firsts.candidate, inputs.candidate)
+        if sorted(takes) == sorted(others) and -1 not in takes
+    ]
+    pairs = [
+        calls
+        for calls in pairs
+        if not same_name(*calls) or given_otherwise(calls, calls.zip(graphs).map(lambda side: axes_of(*side)))
+    ]
+    paired = {id(call) for calls in pairs for call in calls}
+    if not pairs or any(id(call) not in paired for calls in firsts for call in calls):
+        return None
+    return pairs[0].map(lambda call: call.outputs[0].tensor)
+
+
+def _only_there(graphs: Both[Graph], agreement: _Agreement, ends: Both[int]) -> Both[int | None]:
+    """Return what one side makes of agreeing tensors where the other side takes these themselves; `None` elsewhere."""
+    firsts, _ = _first_calls(graphs, agreement, ends)
+    computing = firsts.map(lambda calls: [call for call in calls if not is_looking(call)])
+    if bool(computing.reference) == bool(computing.candidate):
+        return Both(None, None)
+    results: list[int | None] = []
+    for graph, end, calls in zip(graphs, ends, computing):
+        reached = {operand.tensor for call in calls for operand in call.outputs}
+        results.append(None)
+        for call in graph.back(end, lambda _: False) if reached else ():
+            if results[-1] is None and not reached.isdisjoint(operand.tensor for operand in call.inputs):
+                reached |= {operand.tensor for operand in call.outputs}
+                results[-1] = call.outputs[0].tensor if len(call.inputs) > 1 else None
+    return Both(*results)
+
+
+def _first_calls(
+    graphs: Both[Graph], agreement: _Agreement, ends: Both[int]
+) -> tuple[Both[list[TracedCall]], Both[list[list[int]]]]:
+    """Return the calls before two ends whose inputs all agree and whose outputs do not, and the inputs of each call as
+    tensors of the reference; -1 for one that agrees but for the sign.
+    """
+    firsts: Both[list[TracedCall]] = Both([], [])
+    inputs: Both[list[list[int]]] = Both([], [])
+    partners = Both({tensor: tensor for tensor in agreement.twins}, agreement.partners)
+    for graph, end, same, opposites, calls, rows in zip(graphs, ends, partners, agreement.opposites, firsts, inputs):
+        agreeing = same.keys() | opposites
+        for call in graph.back(end, agreeing.__contains__):
+            tensors = [operand.tensor for operand in call.inputs]
+            if call.function and tensors and agreeing.issuperset(tensors):
+                calls.append(call)
+                rows.append([agreement.twins.get(same.get(tensor, -1), -1) for tensor in tensors])
+    return firsts, inputs
 
 
 def _is_data(graph: Graph, tensor: int) -> bool:
@@ -897,11 +981,17 @@ def _behind(graph: Graph, end: int) -> list[int]:
     return [*dict.fromkeys([end, *(o.tensor for call in calls for o in (*call.inputs, *call.outputs))])]
 
 
-def _narrowed(graphs: Both[Graph], values: Both[_Values], agreeing: Mapping[int, int], ends: Both[int]) -> Both[int]:
+def _narrowed(graphs: Both[Graph], values: Both[_Values], agreement: _Agreement, ends: Both[int]) -> Both[int]:
     """Return the tensors nearest to those that agree, from which both sides compute two tensors alike."""
-    agreeing = {candidate: _root(graphs.reference, reference) for candidate, reference in agreeing.items()}
+
+    def first_root(tensor: int) -> int:
+        tensor = _root(graphs.reference, tensor)
+        return agreement.twins.get(tensor, tensor)
+
+    agreeing = {candidate: first_root(reference) for candidate, reference in agreement.partners.items()}
     for _ in range(_DOWN):
         terms = graphs.zip(ends).map(lambda side: _terms(*side))
+        terms = replace(terms, reference=[*map(first_root, terms.reference)])
         differing = _without_partners(terms, agreeing)
         if min(differing.map(len)) == 0 or max(differing.map(len)) > 1:
             return ends
@@ -918,7 +1008,7 @@ def _narrowed(graphs: Both[Graph], values: Both[_Values], agreeing: Mapping[int,
         if given_otherwise(makers, makers.zip(graphs).map(lambda side: axes_of(*side))):
             return ends
         operands = makers.map(lambda call: [operand.tensor for operand in call.inputs])
-        operands = replace(operands, reference=[_root(graphs.reference, each) for each in operands.reference])
+        operands = replace(operands, reference=[*map(first_root, operands.reference)])
         differing = _without_partners(operands, agreeing)
         if differing.map(len) != Both(1, 1) or len(operands.reference) != len(operands.candidate):
             return ends
@@ -1034,13 +1124,16 @@ class _Code:
         inner = [f"{slot}={text}" if "mask" in slot else text for slot, text in zip(slots, inner)]
         inner += [name.rpartition("/")[2] for name in call.parameters if call.function]
         if is_looking(call) and call.function != "detach" and inner and (len(inner) == 1 or call.function == "getitem"):
-            return inner[0]  # the same values, or their rows in another order
+            if not outermost or "key" not in call.arguments:
+                return inner[0]  # the same values, or their rows in another order
+            key = call.arguments["key"]
+            return f"{inner[0]}[{', '.join(map(str, key)) if isinstance(key, list) else key}]"
         if not call.function:
             return f"{call.layer_type}({', '.join(inner)})"
         sign = _INFIX.get(call.function)
-        if call.function in ("full", "tensor") and len(call.arguments) == 1 and not inner:
-            return str(next(iter(call.arguments.values())))
         number = next((each for each in call.arguments.items() if type(each[1]) in (int, float)), None)
+        if call.function in ("full", "tensor") and not inner:
+            return self._named(tensor) if number is None else str(number[1])
         if sign and len(inner) == 1 and number is not None:
             first = number[0] not in _SECOND or call.function in ("rsub", "rdiv", "rpow")
             inner = [f"{number[1]:.6g}", *inner] if first else [*inner, f"{number[1]:.6g}"]

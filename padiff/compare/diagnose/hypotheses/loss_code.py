@@ -266,7 +266,9 @@ def code_cause(scene: DiffContext) -> Cause | None:
     if scene.stage == "weight" or steps is None or not all(step.trace.functions for step in steps):
         return None  # a weight differs before any call
     graphs = graphs_of(steps, scene.runs.map(lambda run: run.info))
-    pairs = [*zip(*graphs.map(lambda graph: _all_noted(graph, "backward") or _all_noted(graph, GRAD)))]
+    noted = graphs.map(lambda graph: _all_noted(graph, "backward") or _all_noted(graph, GRAD))
+    fewest = min(noted.map(len))
+    pairs = [*zip(*noted.map(lambda tensors: tensors[len(tensors) - fewest :]))]  # a loop's loss comes last
     closed: Both[set[int]] = Both(set(), set())
     sites = graphs.zip(scene.diff.pair.sides).map(lambda side: side[0].layers if side[1] is not None else {})
     paths = scene.diff.pair.sides.map(lambda record: record and record.layer)
