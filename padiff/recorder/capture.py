@@ -410,9 +410,15 @@ class RecorderWarnings:
                 )
         elif capture.has_layers and not capture.called:
             self._waiting.append(
-                f"no layer of the recorded model was called in step {capture.number}, so nothing of what it "
-                "computes is recorded. Does the loop train this model? (What a compiled function calls, or "
-                "a CUDA graph replays, is not seen.)"
+                f"no layer of the recorded model was called in step {capture.number}, so nothing of what it computes "
+                "is recorded. "
+                + (
+                    "An optimizer steps its parameters: weights, gradients and updates are recorded. Outputs are if "
+                    "you record the model that the loop calls, such as a copy, instead. "
+                    if capture.parameters.has_stepped
+                    else "Does the loop train this model? "
+                )
+                + "(What a compiled function calls, or a CUDA graph replays, is not seen.)"
             )
 
     def changed(self, capture: Capture, changes: str) -> None:

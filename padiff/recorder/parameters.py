@@ -235,7 +235,8 @@ class Parameters:
         self._snapped = self._closed = False
         #: True if parameters of the optimizers changed although no recorded optimizer stepped.
         self.moved_unseen = False
-        self._stepped = False
+        #: True once an optimizer has stepped in this step.
+        self.has_stepped = False
         #: Number of steps of each optimizer, by identity.
         self._taken: Counter[int] = Counter()
         self._nodes, self._owning = layers.nodes, layers.owning
@@ -388,7 +389,7 @@ class Parameters:
         if not updates:
             self._leave_batch()
             self._before.clear()
-        if self._optimizers and not self._stepped:
+        if self._optimizers and not self.has_stepped:
             self.moved_unseen = self._moved()
         self._record()
         self._before.clear()
@@ -412,7 +413,7 @@ class Parameters:
                 total.add(copy)
 
     def consume(self, optimizer: Any, parameters: Sequence[Any], gradients: Sequence[Any]) -> None:
-        self._stepped = True
+        self.has_stepped = True
         self.snapshot()  # where no layer was called, or inside of function transforms alone
         unknown = self._consumed.consume(self._owned, parameters, gradients, self._batch)
         if unknown:
@@ -424,7 +425,7 @@ class Parameters:
                 self._records.scalar("update", f"learning_rate.{number}" if number else "learning_rate", rate, 0)
 
     def stepped(self, optimizer: Any) -> None:
-        self._stepped = True
+        self.has_stepped = True
         self._taken[id(optimizer)] += 1
         self._record(self._owned.apart(self._framework.optimizers.optimized(optimizer))[0])
 
