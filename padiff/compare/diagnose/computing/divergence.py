@@ -899,7 +899,9 @@ def _agreeing(graphs: Both[Graph], values: Both[_Values], ends: Both[int]) -> _A
             for partner in alike:
                 agreement.twins.setdefault(partner, agreement.twins.get(alike[0], alike[0]))
         elif value.dtype.kind == "f" and largest:
-            opposites = [partner for partner, theirs in near if _agree(-theirs, value, largest)]
+            opposites = [
+                partner for partner, theirs in near if theirs.dtype.kind == "f" and _agree(-theirs, value, largest)
+            ]
             agreement.opposites.reference.update(opposites)
             agreement.opposites.candidate.update([tensor] if opposites else [])
     return agreement
@@ -948,7 +950,7 @@ def _first_calls(
     graphs: Both[Graph], agreement: _Agreement, ends: Both[int]
 ) -> tuple[Both[list[TracedCall]], Both[list[list[int]]]]:
     """Return the calls before two ends whose inputs all agree and whose outputs do not, and the inputs of each call as
-    tensors of the reference; -1 for one that agrees but for the sign.
+    tensors of the reference; -1 for one that agrees but for the sign. None if something else goes in, too.
     """
     firsts: Both[list[TracedCall]] = Both([], [])
     inputs: Both[list[list[int]]] = Both([], [])
@@ -957,6 +959,8 @@ def _first_calls(
         agreeing = same.keys() | opposites
         for call in graph.back(end, agreeing.__contains__):
             tensors = [operand.tensor for operand in call.inputs]
+            if not {*tensors} <= agreeing | graph.producers.keys():
+                return Both([], []), Both([], [])  # other data, or the same in other tensors
             if call.function and tensors and agreeing.issuperset(tensors):
                 calls.append(call)
                 rows.append([agreement.twins.get(same.get(tensor, -1), -1) for tensor in tensors])
