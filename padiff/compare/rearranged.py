@@ -408,7 +408,11 @@ def _returned_otherwise(forward: Sequence[Diff], diffs: StepDiffs, steps: Both[S
     if steps is None:
         return set()
     try:
-        returned = {paths for paths, diff in ends.items() if _returns_loss(diff, steps) or _is_part(diff, steps)}
+        returned = {
+            paths
+            for paths, diff in ends.items()
+            if _returns_loss(diff, steps) or _is_part(diff, steps) or _is_joined(diff, steps)
+        }
         return returned | {
             paths for paths, diffs_of_model in apart.items() if all(_goes_on(d, steps) for d in diffs_of_model)
         }
@@ -503,6 +507,31 @@ def _is_part(diff: Diff, steps: Both[Step]) -> bool:
         returned = [r for r in step.records if r.stage == "forward" and (r.layer, r.call) == site]
         if returned and all(_is_computed_by(each, other, diff.pair.step) for each in returned):
             return True
+    return False
+
+
+def _is_joined(diff: Diff, steps: Both[Step]) -> bool:
+    """Return True if one side's call of the model returns, in one tensor, all parts that the other side's returns."""
+    outputs = [
+        [
+            r
+            for r in step.records
+            if record and r.stage == "forward" and (r.layer, r.call) == (record.layer, record.call)
+        ]
+        for record, step in zip(diff.pair.sides, steps)
+    ]
+    parts, whole = sorted(outputs, key=len, reverse=True)
+    if len(whole) != 1 or len(parts) < _LEAST or any(r.source.sketched for r in (*parts, *whole)):
+        return False
+    joined, pieces = np.asarray(whole[0].value), [np.asarray(r.value) for r in parts]
+    if joined.size != sum(piece.size for piece in pieces):
+        return False
+    for axis, extent in enumerate(joined.shape):
+        shape = [*joined.shape[:axis], -1, *joined.shape[axis + 1 :]]
+        if all(piece.size % (joined.size // extent) == 0 for piece in pieces):
+            together = np.concatenate([piece.reshape(shape) for piece in pieces], axis)
+            if np.linalg.norm(joined - together) <= allowed("float32", "forward") * np.linalg.norm(joined):
+                return True
     return False
 
 

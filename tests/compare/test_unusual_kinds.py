@@ -708,7 +708,8 @@ def sequences(way):
 
     def loss(rng):
         x, labels = tensor(rng, 8, 4, 6), torch.randint(5, (8, 4), generator=rng)
-        mask = torch.randint(2, (8, 5), generator=rng).float()
+        mask = torch.randint(2, (8, 5), generator=rng)
+        mask = mask > 0 if way == "reference" else mask.float()
         now = score(model(x), labels, mask)
         with torch.no_grad():
             then = score(1.1 * model(x) + 0.1, labels, mask)
@@ -754,3 +755,46 @@ def test_the_losses_that_the_loops_end_with_are_compared(tmp_path):
     clean, fault = compared(tmp_path, energies, "reference", "clean", "fault")
     assert clean.passed, clean.first_diff.message
     assert "the candidate computes `(a - b) ** 2`, where the reference" in cause_of(fault).sentence
+
+
+# -- a model that returns in one tensor what another author's returns in parts -------------------------------------
+
+
+class Ranked(nn.Module):
+    """Scores of a right item and of four wrong ones, in two tensors or in one."""
+
+    def __init__(self, way):
+        super().__init__()
+        self.way, self.users, self.items = way, nn.Embedding(20, 6), nn.Embedding(30, 6)
+
+    def forward(self, who, right, wrong):
+        user = self.users(who)
+        if self.way == "reference":
+            return (user * self.items(right)).sum(1), (self.items(wrong) * user[:, None]).sum(2)
+        items = self.items(torch.cat([right[:, None], wrong], 1))
+        return torch.bmm(items, user[:, :, None])[..., 0]
+
+
+def ranking(way):
+    model = Ranked(way)
+
+    def loss(rng):
+        who, right = (torch.randint(20, (8,), generator=rng) for _ in range(2))
+        wrong = torch.randint(30, (8, 4), generator=rng)
+        scores = model(who, right, wrong)
+        if way == "reference":
+            scores = torch.cat([scores[0][:, None] * 0.7 + 0.3, scores[1] * 0.7 + 0.3], 1)
+        else:
+            scores = scores * 0.7 + 0.3
+        hits = torch.cat([torch.zeros(8, 1, dtype=torch.bool), (wrong + who[:, None]) % 3 == 0], 1)
+        scores = scores if way == "fault" else scores.masked_fill(hits, -1e4)
+        return f.cross_entropy(scores, torch.zeros(8, dtype=torch.long))
+
+    return descent(model, loss)
+
+
+def test_outputs_in_one_tensor_and_in_parts_are_no_cause(tmp_path):
+    clean, fault = compared(tmp_path, ranking, "reference", "clean", "fault")
+    assert clean.passed, clean.first_diff.message
+    assert placed(fault)[:2] == (0, "loss")
+    assert "mask" in cause_of(fault).sentence
