@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, product
@@ -29,7 +29,7 @@ from padiff.align.matching.unit_pairing import RegionPairing
 from padiff.align.slices import NOTHING_SEEN, RuntimeEvidence, unstacked
 from padiff.errors import UsageError
 from padiff.model.given_map import GivenMap
-from padiff.records import SIDES, Both, Layer, RunInfo, unzipped
+from padiff.records import ROOT, SIDES, Both, Layer, RunInfo, unzipped
 from padiff.system.terminal import nearest
 
 #: Position of a partner in a layer's own order: the layer's unit, the part of the unit, and the match of both.
@@ -186,6 +186,8 @@ def regions(layers: Sequence[Layer], given: Sequence[str]) -> dict[str, int]:
     return region_of
 
 
+# Kinds of the layer that holds the models of a run with several.
+_GROUPS = frozenset({"moduledict", "layerdict"})
 # Minimum confidence of a match whose names are used as vocabulary.
 _SURE = 0.8
 
@@ -333,6 +335,7 @@ def align(
     infos, stacks = unstacked(real)
     seen = Both(*(side.seen(observed) for side, observed in zip(stacks, seen)))
     mapped = entries(infos, GivenMap.from_value(layer_map))
+    mapped += _idle(infos, seen, {path for entry in mapped for path in chain(*entry)})
     trees = _trees(infos, mapped, seen)
     units = UnitMatches(trees, mapped, whole, without)
     matches = units.found()
@@ -363,6 +366,35 @@ def align(
         differ_inside=differing_inside(real, paths, parameters, unmatched),
         storage=storage if ambiguities else None,
     )
+
+
+def _idle(infos: Both[RunInfo], seen: Both[RuntimeEvidence], mapped: Collection[str]) -> Iterator[Entry]:
+    """Yield the models of one run that are only held, such as one that weights were copied from, as without a partner.
+
+    A model counts that neither runs nor trains, if the run's other models hold all parameters of the other run.
+    """
+    held_models = Both(*map(_idle_models, infos, seen))
+    for swapped in (False, True):
+        (own, others), (info, other) = held_models.swapped(swapped), infos.swapped(swapped)
+        paths = tuple(layer.path for layer in info.layers if layer.path.partition(".")[0] in own)
+        if not own or others or not {*paths}.isdisjoint(mapped):
+            continue
+        if not _shapes(other, ()) - _shapes(info, paths):
+            yield Entry(*Both(paths, ()).swapped(swapped))
+
+
+def _shapes(info: RunInfo, without: Collection[str]) -> Counter[tuple[int, ...]]:
+    """Count the parameters of each shape, in any order of axes, without those of some layers."""
+    layers = (layer for layer in info.layers if layer.path not in without)
+    return Counter(tuple(sorted(parameter.shape)) for layer in layers for parameter in layer.parameters)
+
+
+def _idle_models(info: RunInfo, seen: RuntimeEvidence) -> set[str]:
+    """Return the names of the models of a run of several models that neither run nor train; empty if unknown."""
+    models = {layer.path.partition(".")[0] for layer in info.layers if layer.path and layer.path != ROOT}
+    if not seen.trained or not info.layers or info.layers[0].kind not in _GROUPS:
+        return set()
+    return models - {path.partition(".")[0] for path in (*seen.order, *seen.trained)}
 
 
 def _has_all(layers: Mapping[str, Layer], some: Iterable[Layer]) -> bool:

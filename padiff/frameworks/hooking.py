@@ -363,6 +363,9 @@ class Optimizers(Protocol):
     def settings_stamp(self, optimizer: Any) -> Any:
         """Return a value that changes when `settings` may have changed, except for learning rates. Cheap."""
 
+    def has_state(self, optimizer: Any) -> bool:
+        """Return True if an optimizer holds the state of updates that it has made, or that a checkpoint holds."""
+
     def state(self, optimizer: Any, names: Mapping[int, str]) -> OptimizerState:
         """Return a copy of an optimizer's state.
 

@@ -345,6 +345,8 @@ class DeclaredSettings:
         self._framework, self._layers, self._optimizers = framework, layers, optimizers
         self._host: dict[str, Any] = {}
         self._stepped: list[Any] = []
+        #: Ids of the optimizers that hold state before the first step that is seen.
+        self._resumed: set[int] = set()
         self._stamps: dict[int, Any] = {}
         self._read: dict[int, dict[str, Any]] = {}
         self._rates: dict[tuple[int, int], Any] = {}
@@ -369,6 +371,9 @@ class DeclaredSettings:
         if not any(optimizer is each for each in self._stepped):
             self._stepped.append(optimizer)
             self._known = None
+            with Tolerated():
+                if self._framework.optimizers.has_state(optimizer):
+                    self._resumed.add(id(optimizer))
         self._refresh(optimizer)
 
     def _refresh(self, optimizer: Any) -> None:
@@ -408,6 +413,8 @@ class DeclaredSettings:
         for number, optimizer in enumerate(self._acting()):
             read = self._read.get(id(optimizer), {})
             settings |= {f"optimizer.{number}.{name}": value for name, value in read.items()}
+            if read and id(optimizer) in self._resumed:
+                settings[f"optimizer.{number}.resumed"] = True
         return settings | self._calls
 
     def _acting(self) -> list[Any]:

@@ -92,9 +92,9 @@ class Difference:
         name: name of the setting, e.g. ``beta2``; the same in both frameworks.
         values: the value of each run; `None` if a run has no such setting.
         stage: the stage of a step in which the setting acts.
-        kind: kind of the cause: ``optimizer_setting``, ``learning_rate``, ``clipping``, ``loss_setting``,
-            ``layer_setting``, ``argument``, ``mode``, ``trainable``, ``tied``, ``accumulation``, ``micro_batches``,
-            ``left_over``, ``trainer``, ``precision``, ``model``.
+        kind: kind of the cause: ``optimizer_setting``, ``optimizer_state``, ``learning_rate``, ``clipping``,
+            ``loss_setting``, ``layer_setting``, ``argument``, ``mode``, ``trainable``, ``tied``, ``accumulation``,
+            ``micro_batches``, ``left_over``, ``trainer``, ``precision``, ``model``.
         about: the object that has the setting, in words: ``AdamW``, ``the loss``, ``layer norm1 (LayerNorm) against ln
             (LayerNorm)``.
         changes: True if the two runs cannot compute the same because of the difference.
@@ -170,6 +170,7 @@ OF_LAYERS = ("layer_setting", "mode")
 _WORDS = {"weight_decay": "weight decay", "kept": "kept as"}
 _SAID = {
     "optimizer_setting": "the optimizers are set differently",
+    "optimizer_state": "one optimizer goes on, the other one begins anew",
     "learning_rate": "the learning rates differ",
     "clipping": "gradients are clipped differently",
     "loss_setting": "the losses are set differently",

@@ -61,6 +61,7 @@ _AGAINST = (
     re.compile(rf"({_NUMBER.pattern}) against ({_NUMBER.pattern})"),
     re.compile(rf"is ({_NUMBER.pattern})(?: in the candidate)? for the reference's ({_NUMBER.pattern})"),
 )
+_SHAPE = re.compile(r"\(\d+(?:, \d+)*,?\)")
 # Characters of a number that may have more digits than are shown.
 _ROUNDED = 7
 # Arguments of optimizers that are fixed without another class.
@@ -68,7 +69,7 @@ _OF_ONE_RULE = re.compile(r"\.\.\., (?:beta|eps|rho|alpha|lr|learning_rate|apply
 # A keyword argument that is a number, or a list of numbers.
 _PLAIN = re.compile(r"\w+\s*=\s*[-+\d.e\[\], ]+")
 # Words of causes by a schedule that goes on at other steps.
-_PACE = re.compile("schedule goes on every|schedule never steps")
+_PACE = re.compile("schedule goes|schedule never steps")
 # Words of causes by weight decay of parameters that the reference spares.
 _SPARED = re.compile(r"reference's 0\b(?!\.).*, of ")
 # Arguments of a schedule, among others of a trainer.
@@ -615,6 +616,8 @@ def _words(cause: Cause | None) -> str:
 
 def _shares_number(code: str, words: str) -> bool:
     """Return True if a line of code has a number that a cause names."""
+    # Extents of a shape are no settings.
+    words = _SHAPE.sub("", words)
     numbers = [{float(each) for each in _NUMBER.findall(text)} for text in (code, words)]
     return bool(numbers[0] & numbers[1])
 

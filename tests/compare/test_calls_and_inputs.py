@@ -138,6 +138,39 @@ def test_a_state_that_is_handed_on_matches(framework, tmp_path):
     assert report.passed, report.first_diff.message
 
 
+class _Positioned(torch.nn.Module):
+    """A model that counts positions itself, unless it is given them."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.words, self.places = torch.nn.Embedding(20, 8), torch.nn.Embedding(12, 8)
+        self.out = torch.nn.Linear(8, 20)
+
+    def forward(self, tokens, positions=None):
+        positions = torch.arange(tokens.shape[1])[None] if positions is None else positions
+        return self.out(torch.tanh(self.words(tokens) + self.places(positions)))
+
+
+def test_positions_that_only_one_loop_gives_the_model_are_named_as_its_input(tmp_path):
+    for name in ("reference", "candidate"):
+        net, rng = _Positioned(), np.random.default_rng(0)
+        optimizer = torch.optim.SGD(net.parameters(), 0.1)
+        with padiff.record(net, tmp_path / name, optimizer=optimizer) as rec:
+            for _ in range(2):
+                tokens = torch.tensor(rng.integers(1, 20, (4, 9)))
+                mask = (torch.arange(9) >= torch.tensor(rng.integers(1, 5, (4, 1)))).long()
+                positions = (mask.cumsum(1) - 1).clamp(min=0)
+                logits = net(tokens * mask, positions) if name == "reference" else net(tokens * mask)
+                torch.nn.functional.cross_entropy(logits.transpose(1, 2), tokens).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                rec.try_dump()
+    first = padiff.compare_runs(tmp_path / "reference", tmp_path / "candidate").first_diff
+    assert (first.step, first.stage, first.reference, first.cause.kind) == (0, "forward", "places", "lone_input")
+    assert "the reference gives `(root)` `positions`, the candidate does not" in first.cause.text
+
+
 class Apart(torch.nn.Module):
     """An actor and a critic with a shared layer; the loop calls each by a method."""
 

@@ -91,25 +91,27 @@ def test_labels_of_another_place_are_found_whatever_the_axes(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("turned", "layer", "sentence", "fix"),
+    ("turned", "batch", "layer", "sentence", "fix"),
     [
-        (True, {}, "`lstm` takes the batch first, `rnn` the sequence: both get (5, 3, 6)", True),
+        (True, 3, {}, "`lstm` takes the batch first, `rnn` the sequence: both get (5, 3, 6)", True),
+        (True, LENGTH, {}, "`lstm` takes the batch first, `rnn` the sequence: both get (5, 5, 6)", True),
         (
             False,
+            3,
             {"time_major": True},
             "`lstm` takes the sequence first, and gets the batch first: (3, 5, 6) for (5, 3, 6)",
             False,
         ),
     ],
 )
-def test_the_axis_that_a_recurrent_layer_takes_for_the_batch_is_named(tmp_path, turned, layer, sentence, fix):
-    _reference(tmp_path / "reference", 3)
-    candidate = _candidate(tmp_path / "candidate", 3, turned=turned, layer=layer)
+def test_the_axis_that_a_recurrent_layer_takes_for_the_batch_is_named(tmp_path, turned, batch, layer, sentence, fix):
+    _reference(tmp_path / "reference", batch)
+    candidate = _candidate(tmp_path / "candidate", batch, turned=turned, layer=layer)
     first = padiff.compare_runs(tmp_path / "reference", candidate).first_diff
     assert (first.step, first.stage, first.cause.kind) == (0, "forward", "layer_setting")
     assert sentence in first.cause.sentence
     assert first.cause.fix == f"paddle.nn.LSTM(..., time_major={fix})"
-    right = _candidate(tmp_path / "right", 3, turned=turned, layer={"time_major": fix})
+    right = _candidate(tmp_path / "right", batch, turned=turned, layer={"time_major": fix})
     assert padiff.compare_runs(tmp_path / "reference", right).passed
 
 

@@ -27,7 +27,7 @@ _USUAL = {
     "rescale_grad": 1.0, "lr_decay": 0.0, "initial_accumulator_value": 0.0,
 }  # fmt: skip
 # Settings that are compared separately, or do not belong to the rule.
-_APART = frozenset({"lr", "lr_factor", "rate", "parameters", "others", "clipped", "param_attr"})
+_APART = frozenset({"lr", "lr_factor", "rate", "parameters", "others", "clipped", "param_attr", "resumed"})
 _FORMS = {"decay.coupled": "coupled, as L2 of the gradient", "decay.decoupled": "decoupled", "decay.l1": "L1"}
 # Largest relative difference of equal numbers, one of which may be stored in float32; and of equal learning rates,
 # whose schedules add up rounding.
@@ -77,6 +77,7 @@ class Optimizers:
     def from_settings(cls, settings: Mapping[str, Any]) -> Optimizers:
         """Build from a run's settings; malformed entries are ignored."""
         rules: dict[int, str] = {}
+        resumed: set[int] = set()
         values: dict[tuple[int, int], dict[str, Any]] = {}
         for name, value in settings.items():
             match = _NAME.fullmatch(name)
@@ -87,6 +88,10 @@ class Optimizers:
                 values.setdefault((number, int(group)), {})[setting] = value
             elif setting == "rule":
                 rules[number] = str(value)
+            elif setting == "resumed" and value is True:
+                resumed.add(number)
+        for (number, _), group_values in values.items():
+            group_values["resumed"] = number in resumed
         counts = Counter(number for number, _ in values)
         groups = [
             Group(rules[number], group_values, _sites(group_values), counts[number] == 1)
@@ -376,6 +381,10 @@ def _between(pair: GroupPair, frameworks: Both[str]) -> list[_Found]:
         is_comparable = not (elsewhere and name == "eps")
         names = (name,) if is_comparable else ()
         differences.append(_Found(name, both, names, rule, changes=is_comparable))
+    resumed = pair.map(lambda group: bool(group.values.get("resumed")))
+    if resumed.reference != resumed.candidate:
+        words = resumed.map(lambda side: "of earlier updates" if side else "none")
+        differences.append(_Found("state", words, (), rule, changes=False, kind="optimizer_state"))
     if elsewhere:
         phrases = places.map(lambda place: "elsewhere" if place is None else place.epsilon)
         differences.append(_Found("place of epsilon", phrases, (), candidate.rule, changes=False, note=_ELSEWHERE))

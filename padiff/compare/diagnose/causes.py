@@ -510,7 +510,7 @@ def recorded_cause(
     if by_axes is not None:
         return by_axes
     if any(place.lone):
-        return _lone_input(pair, place.lone)
+        return _lone_input(pair.anchor.layer, place)
     surplus = _surplus(step, alignment) if pair.stage not in ("input", "weight") else ""
     return Cause("surplus_layers", surplus) if surplus else cause_in_place(place)
 
@@ -551,12 +551,15 @@ def _surplus(step: Sequence[Diff], alignment: Alignment) -> str:
     return "; ".join(described)
 
 
-def _lone_input(pair: Pair, lone: Both[tuple[str, ...]]) -> Cause:
-    side, other = SIDES if lone.reference else SIDES.swapped()
-    slots = [slot.removeprefix("input.") for slot in lone.reference or lone.candidate]
+def _lone_input(layer: str, place: Place) -> Cause:
+    side, other = SIDES if place.lone.reference else SIDES.swapped()
+    slots = [slot.removeprefix("input.") for slot in place.lone.reference or place.lone.candidate]
     names = " and ".join(f"`{name}`" for name in slots[:3])
-    text = f"the {side} gives `{pair.anchor.layer}` {names}, the {other} does not: a state, a mask or positions"
-    return Cause("lone_input", text)
+    text = f"the {side} gives `{place.around or layer}` {names}, the {other} does not: a state, a mask or positions"
+    if not place.around or place.graphs is None:
+        return Cause("lone_input", text)
+    calls = place.graphs.map(lambda graph: graph.layers.get((place.around, 0)))
+    return Cause("lone_input", text, lines=calls.map(lambda call: None if call is None else call.line))
 
 
 def _axis_of_batch(layers: LayerPair | None, place: Place, framework: str) -> Cause | None:
@@ -566,8 +569,10 @@ def _axis_of_batch(layers: LayerPair | None, place: Place, framework: str) -> Ca
         return None
     shapes = place.graphs.zip(place.diff.pair.sides).map(lambda side: _shape_of_input(*side))
     reference, candidate = shapes
-    swapped = candidate == (*reference[1::-1], *reference[2:])
-    if len(reference) != 3 or swapped is (reference == candidate) or swapped is (first.reference != first.candidate):
+    differs = first.reference != first.candidate
+    # A square may be meant either way: the setting tells.
+    swapped = candidate == (*reference[1::-1], *reference[2:]) and not (differs and reference == candidate)
+    if len(reference) != 3 or swapped is (reference == candidate) or swapped is differs:
         return None
     axes, paths = Both("sequence", "batch"), layers.map(lambda layer: layer.path)
     first_axis, second_axis = axes.swapped() if first.candidate else axes

@@ -504,6 +504,8 @@ def _cause(scene: DiffContext, step: Sequence[Diff], place: Place, evidence: Evi
             if computed_loss is not None and computed_loss.kind not in _OF_LOSS_INPUT:
                 if computed_loss.proven:
                     return computed_loss
+                if cause.kind == "labels" and computed_loss.kind in _OF_SIZE:
+                    return computed_loss  # of other labels no gradients are a multiple: these are another form
                 if cause.kind == "labels" and computed_loss.remaining is not None:
                     text = f"{cause.sentence}: {computed_loss.sentence}"
                     return replace(computed_loss, sentence=text, kind=cause.kind)

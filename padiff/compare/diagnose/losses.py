@@ -27,6 +27,7 @@ from padiff.compare.diagnose.loss_calls import (
     source_cause,
     spelled,
 )
+from padiff.compare.diagnose.traced import Graph
 from padiff.compare.judge.drift import was_excused
 from padiff.compare.measure.operands import operands
 from padiff.errors import RunFolderError, SketchOnlyError
@@ -361,6 +362,8 @@ def output_cause(scene: DiffContext, calls: Both[LossCall] | None) -> Cause | No
         del differing["reduction"]  # one side's loop takes the mean, or the sum, itself
         if not differing:
             return None
+    if differing.keys() == {"reduction"} and _is_used_otherwise(scene, calls):
+        return None  # what the loop divides by belongs to it
     if differing:
         return _set_differently(calls, differing)
     shapes = calls.map(lambda call: {role: r.shape for role, r in call.loss.records.items() if role != "0"})
@@ -383,6 +386,22 @@ def output_cause(scene: DiffContext, calls: Both[LossCall] | None) -> Cause | No
             )
             return Cause("loss_function", f"{text} from what went in")
     return Cause("loss_function", "the loss function itself: what goes into it agrees, and what it is set to")
+
+
+def _is_used_otherwise(scene: DiffContext, calls: Both[LossCall]) -> bool:
+    """Return True if the tensors that backward begins at are not the same multiple of what the loss calls give."""
+    steps, call = scene.sides(scene.number), scene.diff.pair.anchor.call
+    if steps is None:
+        return False
+    graphs = steps.map(lambda step: Graph(step.trace))
+    starts = graphs.map(lambda graph: graph.noted.get("backward", ()))
+    if min(map(len, starts)) <= call or any(each.output is None or each.output.size != 1 for each in calls):
+        return False
+    factors = [
+        graph.scalar(start[call]) / float(np.ravel(each.output)[0]) if each.output is not None else math.nan
+        for graph, start, each in zip(graphs, starts, calls)
+    ]
+    return all(map(math.isfinite, factors)) and not math.isclose(*factors, rel_tol=_LIKE)
 
 
 def _term(scene: DiffContext) -> Cause | None:

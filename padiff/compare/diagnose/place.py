@@ -28,6 +28,7 @@ from padiff.model import equivalents
 from padiff.records import (
     LOOP,
     PARAMETER_STAGES,
+    ROOT,
     Both,
     Diff,
     Difference,
@@ -90,7 +91,9 @@ class Place:
     Attributes:
         diff: the diff to report: of the output, or of an input of the layer if that input differs already.
         inside: True if the inputs of the layer agree, False if they differ; `None` if that is unknown.
-        lone: the input slots of the layer's call that only one side fills, if the other inputs do not differ.
+        lone: the input slots of the layer's call that only one side fills, if the other inputs do not differ; else
+            those of a layer around it, if what differs is computed from them.
+        around: the path, in the reference, of the layer of `lone`; empty for the layer itself.
         last_agreeing: the path, in the reference, of the last layer before the diff whose output agrees; empty if
             there is none.
         calls: the calls at this place; `None` if calls of functions were not recorded.
@@ -102,6 +105,7 @@ class Place:
     diff: Diff
     inside: bool | None = None
     lone: Both[tuple[str, ...]] = NO_SLOTS
+    around: str = ""
     last_agreeing: str = ""
     calls: Calls | None = None
     graphs: Both[Graph] | None = None
@@ -153,14 +157,18 @@ def place_of_diff(
     if differing is not None and not of_loop:
         diff = relations.diff(differing.reference.tensor, differing.candidate.tensor, slots)
     if starts.reference is None or starts.candidate is None:
-        return Place(diff, inside, lone, last, graphs=graphs)
+        return Place(diff, inside, lone, "", last, graphs=graphs)
     ends = Both(starts.reference, starts.candidate)
     back = _back(ends, graphs, relations, agreeing(step, graphs))
     calls_between = (
         _calls_between(back, calls, graphs, relations) if all(step.trace.functions for step in steps) else None
     )
     differing_there = back.map(lambda side: frozenset(operand.tensor for call in side for operand in call.outputs))
-    return Place(diff, inside, lone, last, calls_between, graphs, ends, differing_there)
+    around = "" if any(lone) or of_loop else ROOT
+    if around:
+        used = differing_there.zip(ends).map(lambda side: side[0] | {side[1]})
+        lone = _lone_around(graphs.map(lambda graph: graph.layers.get((ROOT, 0))), graphs, used)
+    return Place(diff, inside, lone, around, last, calls_between, graphs, ends, differing_there)
 
 
 def calls_before(
@@ -254,6 +262,25 @@ def _lone(calls: Both[TracedCall | None], graphs: Both[Graph]) -> Both[tuple[str
     return alone.zip(graphs).map(
         lambda side: tuple(o.slot for o in side[0][0] if o.tensor not in side[0][1] and not side[1].is_zero(o.tensor))
     )
+
+
+def _lone_around(
+    calls: Both[TracedCall | None], graphs: Both[Graph], used: Both[frozenset[int]]
+) -> Both[tuple[str, ...]]:
+    """Return the input slots of the model's call that only one of two calls fills, if what is in them is used.
+
+    Args:
+        calls: the calls of the models.
+        graphs: the traces.
+        used: the numbers of the tensors that differ, and of those that they are computed from.
+    """
+    lone = _lone(calls, graphs)
+    if not any(lone) or all(lone) or any(call is None for call in calls):
+        return NO_SLOTS
+    taken = calls.zip(used).map(
+        lambda side: {o.slot for o in side[0].inputs if o.tensor in side[1]} if side[0] is not None else set()
+    )
+    return lone.zip(taken).map(lambda side: tuple(slot for slot in side[0] if slot in side[1]))
 
 
 def _answering(reference: Sequence[Operand], candidate: Sequence[Operand], graphs: Both[Graph]) -> list[Both[Operand]]:

@@ -50,6 +50,7 @@ _SHOWS = {
     "trainable": ("grad", "update"),
     "tied": ("grad", "update"),
     "optimizer_setting": ("update",),
+    "optimizer_state": ("update",),
     "learning_rate": ("update",),
     "left_over": ("grad",),
     # At other stages, differences of trainers are computed, or explain the learning rates.

@@ -81,6 +81,11 @@ def settings_stamp(optimizer: Any) -> Any:
     return optimizer_state.settings_stamp(_innermost(optimizer))
 
 
+def has_state(optimizer: Any) -> bool:
+    inner: Any = _innermost(optimizer)
+    return bool(inner._accumulators_holder) or any(inner._accumulators.values())
+
+
 def state(optimizer: Any, names: Mapping[int, str]) -> OptimizerState:
     return optimizer_state.state(_innermost(optimizer), names)
 

@@ -90,6 +90,14 @@ _TENSORS = {rule: known.tensors for rule, known in classes("torch").values() if 
 _NUMBERS = {"step": STEPS, "mu_product": MU_PRODUCT}
 
 
+def has_state(optimizers: Sequence[Any]) -> bool:
+    return any(
+        not _untouched(rule_of(each), entry) and any(value is not None for value in entry.values())
+        for each in optimizers
+        for entry in each.state.values()
+    )
+
+
 def state(optimizers: Sequence[Any], names: Mapping[int, str]) -> OptimizerState:
     """Return the state of one optimizer, which may be a wrapper of several inner ``optimizers``."""
     rule = _rule(optimizers)

@@ -128,6 +128,10 @@ def learning_rates(optimizer: Any) -> list[float]:
     return [float(group["lr"]) for group in optimizer.param_groups if "lr" in group]
 
 
+def has_state(optimizer: Any) -> bool:
+    return optimizer_state.has_state(steppers(optimizer))
+
+
 def state(optimizer: Any, names: Mapping[int, str]) -> OptimizerState:
     return optimizer_state.state(steppers(optimizer), names)
 

@@ -34,7 +34,10 @@ class Block(torch.nn.Module):
     def forward(self, x, mask):
         fault, (b, n, w) = self.fault, x.shape
         y = x if fault == "no norm" else self.norm(x)
-        q, k, v = (f(y).view(b, n, HEADS, -1).transpose(1, 2) for f in (self.q, self.k, self.v))
+        if fault == "heads by reshape":
+            q, k, v = (f(y).view(b * HEADS, n, -1).view(b, HEADS, n, -1) for f in (self.q, self.k, self.v))
+        else:
+            q, k, v = (f(y).view(b, n, HEADS, -1).transpose(1, 2) for f in (self.q, self.k, self.v))
         if fault == "parts swapped":
             q, v = v, q
         size = w if fault == "scale of the width" else q.shape[-1]

@@ -32,6 +32,7 @@ FAULTS = {
     "no mask": (r"mask_missing", "mask is missing"),
     "softmax axis": (r"softmax_axis", "over axis 2 for the reference's 3"),
     "heads not turned back": (r"axes_order|flatten_order", "order"),
+    "heads by reshape": (r"flatten_order", "a reshape stands for the first transpose() in `block`, the second"),
     "no residual": (r"residual_missing", "residual"),
     "branch twice": (r"scale(_added)?", "2"),
     "gate and up": (r"parts_order|.*", "`block.gate`"),

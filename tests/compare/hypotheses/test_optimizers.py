@@ -162,6 +162,8 @@ def test_a_group_a_form_or_a_lost_state_is_proven(right, wrong, more, kind, word
         (lambda step: cosine(step - 1) if step else 1.0, "the candidate's schedule is shifted: it is one step late"),
         (lambda step: cosine(step // 2), "goes on every 2 steps: half as fast"),
         (lambda step: cosine(2 * step), "goes 2 times as fast"),
+        (lambda step: cosine(2 * step + 1), "goes 2 times as fast"),
+        (lambda step: cosine(step % 4), "begins again after 4 steps"),
         (lambda step: 1.0, "never steps (or once an epoch)"),
     ],
 )

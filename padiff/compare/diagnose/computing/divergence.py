@@ -154,7 +154,7 @@ def _constant(sheet: FormulaView, k: int) -> Iterator[Number]:
         return
     user, where = sheet.nodes[users[0]], sheet.where(users[0])
     make = _put(k)
-    if user.operation == "add" and 0 <= value <= _SMALL:
+    if user.operation == "add" and 0 < value <= _SMALL:
         yield Number(
             "norm_eps", "epsilon", f"epsilon, the number that {where} adds,", value, make, users[0], _EPSILONS, True, 0
         )
@@ -645,10 +645,13 @@ def _graft(sheet: FormulaView, formula: Formula, k: int, other: int, same: dict[
 
 def _text(sheet: FormulaView, candidate: FormulaView, own: Sequence[int], others: Sequence[int]) -> str:
     """Return the difference of some calls as text."""
-    if len(own) == len(others) == 1:
-        differences = _of_one_call(sheet, candidate, own[0], others[0])
-        if differences:
-            return f"{' and '.join(differences)} ({sheet.where(own[0])})"
+    operations = [[view.nodes[k].operation for k in nodes] for view, nodes in ((sheet, own), (candidate, others))]
+    if operations[0] == operations[1]:
+        # Of calls that follow each other, one is given something else.
+        given = [(k, _of_one_call(sheet, candidate, k, other)) for k, other in zip(own, others)]
+        given = [(k, differences) for k, differences in given if differences]
+        if len(given) == 1:
+            return f"{' and '.join(given[0][1])} ({sheet.where(given[0][0])})"
     calls = [
         dict.fromkeys(view.where(k) for k in nodes if view.nodes[k].operation)
         for view, nodes in ((sheet, own), (candidate, others))
@@ -719,7 +722,7 @@ def _of_one_call(sheet: FormulaView, candidate: FormulaView, k: int, other: int)
         f"{name} is {_value(other_node.how.get(name))} for the reference's {_value(node.how.get(name))}"
         for name in {**node.how, **other_node.how}
         if node.how.get(name) != other_node.how.get(name)
-        if not _one_axis(sheet, candidate, name, k, other)
+        if not _one_meaning(sheet, candidate, name, k, other)
     ]
     if node.operation in ("cat", "stack"):
         order = _order(sheet, candidate, node.given, other_node.given)
@@ -765,13 +768,15 @@ def _order(sheet: FormulaView, candidate: FormulaView, given: Sequence[int], oth
     return ", ".join(map(str, places)) if places != sorted(places) else ""
 
 
-def _one_axis(sheet: FormulaView, candidate: FormulaView, name: str, k: int, other: int) -> bool:
-    """Return True if an argument is one axis, which the calls count from different ends."""
+def _one_meaning(sheet: FormulaView, candidate: FormulaView, name: str, k: int, other: int) -> bool:
+    """Return True if an argument is one axis, counted from different ends, or one shape, with extents left out."""
 
     def counted(view: FormulaView, node: int) -> object:
         axis, ndim = view.nodes[node].how.get(name), len(view.shape(view.nodes[node].given[0]))
         return axis % ndim if isinstance(axis, int) and ndim else axis
 
+    if name == "shape":
+        return sheet.shape(k) == candidate.shape(other)
     return name == "axis" and counted(sheet, k) == counted(candidate, other)
 
 

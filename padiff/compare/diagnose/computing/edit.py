@@ -311,6 +311,23 @@ def dropped_terms(sheet: FormulaView) -> Iterator[Edit]:
             text = f"{sheet.where(k)} is left out: the axes are in another order"
             yield Edit("axes_order", "another order of axes", text, {k: instead(node.given[0])}, 2, at=k)
         yield from _further(sheet, k)
+        if node.operation in ("mul", "pow") and len(node.given) == 2 and sheet.is_number(node.given[1]):
+            yield from _powers(sheet, k)
+
+
+def _powers(sheet: FormulaView, k: int) -> Iterator[Edit]:
+    """Yield the edit that takes a power where the code multiplies by its exponent, or the other way round."""
+    operand, number = sheet.nodes[k].given
+    exponent = float(np.ravel(sheet.formula.values[number])[0])
+    if exponent in (0.0, 1.0):
+        return
+    does = [f"takes a power of {exponent:g}", f"multiplies by {exponent:g}"]
+    is_product = sheet.nodes[k].operation == "mul"
+    first, second = does if is_product else does[::-1]
+    function: Any = np.power if is_product else np.multiply
+    text = f"{_SIDE} {first}, {_OTHER} {second} there ({sheet.where(k)})"
+    change: Change = lambda get, own: np.asarray(function(get(operand), exponent))  # noqa: E731
+    yield Edit("power", "a power", text, {k: change}, 2, at=k)
 
 
 def _layers(sheet: FormulaView) -> Iterator[Edit]:

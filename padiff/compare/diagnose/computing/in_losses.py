@@ -512,6 +512,9 @@ def _divergence(sheet: FormulaView, k: int) -> Iterator[Edit]:
     swapped: Change = lambda get, own: np.exp(get(own_logs)) * (get(own_logs) - get(logs))  # noqa: E731
     text = f"the divergence is taken the other way round: of the model's from the targets' ({where})"
     yield Edit("loss_function", "another direction", text, {k: swapped}, 0, at=k)
+    shares: Change = lambda get, own: get(targets) * (get(logs) - np.exp(get(own_logs)))  # noqa: E731
+    text = f"the divergence is of probabilities (of a softmax), for the reference's logarithms of them ({where})"
+    yield Edit("log_softmax_missing", "no logarithm", text, {k: shares}, 0, at=k)
     bare: Change = lambda get, own: -get(targets) * get(own_logs)  # noqa: E731
     text = f"a cross entropy for the divergence: the entropy of the targets is not in it ({where})"
     yield Edit("loss_function", "another loss function", text, {k: bare}, 0, at=k)

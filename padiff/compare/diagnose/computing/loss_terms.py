@@ -11,6 +11,7 @@ import numpy as np
 from padiff.compare.diagnose.computing.edit import FormulaView
 from padiff.compare.diagnose.computing.formula import Change, Formula, Get, Node, UnknownError
 from padiff.compare.diagnose.computing.operations import OPERATIONS
+from padiff.frameworks.catalog import is_loss
 from padiff.records import Both
 from padiff.system.frames import Frame
 
@@ -242,6 +243,12 @@ def described(
             values = [own.sheet.formula.values[term.node] for k in places for term in own.groups[k]]
             if sheet is not None and any(_counts(sheet, value) for value in values):
                 return None  # the other side adds the term: its weight is too small to be told from 0
+            if sheet is not None and _calls_as_many(own, sheet, places):
+                # The same with itself, or of a tensor without gradients.
+                names = names_of(own, places)
+                texts.append(f"{lacking} does not add {names} to its loss as {owner} does: it is given other tensors")
+                kinds.append("loss_input")
+                continue
             texts.append(f"{lacking} does not add {names_of(own, places)} to its loss, {owner} does")
             kinds.append("loss_term_added" if surplus else "loss_term_missing")
             continue
@@ -263,6 +270,13 @@ def described(
     if other is not None and partner is not None:
         other_line = other.sheet.line(_tops(other, partner)[0]) or other_line
     return kinds[0], "; ".join(texts), Both(line, other_line).swapped(surplus)
+
+
+def _calls_as_many(own: Terms, sheet: FormulaView, places: Sequence[int]) -> bool:
+    """Return True if the other side calls the loss functions of some terms as often as these terms' side does."""
+    functions = {own.sheet.function(node) for node in _tops(own, places)}
+    counts = [sum(call.function in functions for call in view.graph.trace.calls) for view in (own.sheet, sheet)]
+    return all(map(is_loss, functions)) and 0 < counts[0] <= counts[1]
 
 
 def _times(ratio: float) -> str:

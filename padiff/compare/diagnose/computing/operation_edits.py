@@ -15,6 +15,7 @@ from padiff.compare.diagnose.computing.operations import OPERATIONS, cast
 from padiff.compare.diagnose.kernels import ACTIVATION_NUMBERS, FUNCTIONS
 from padiff.frameworks.settings import FRAMEWORKS, conventions_of
 from padiff.records import Both
+from padiff.system.terminal import first_few
 
 _FEW = 4
 
@@ -356,6 +357,57 @@ def of_all_turns(sheet: FormulaView) -> Iterator[Edit]:
     yield from _exchanged_indices(sheet)
     yield from _other_index(sheet)
     yield from _repeats(sheet)
+    yield from _reshaped(sheet)
+    yield from _but_one_part(sheet)
+
+
+def _reshaped(sheet: FormulaView) -> Iterator[Edit]:
+    """Yield edits that reshape where axes are exchanged: in one call, or in all that exchange the same axes, on one
+    line or anywhere.
+    """
+    groups: dict[object, list[int]] = {}
+    for k, node in enumerate(sheet.nodes):
+        if node.operation == "transpose" and len(node.given) == 1 and not sheet.is_parameter(node.given[0]):
+            for key in (str(node.how), (str(node.how), sheet.line(k)), k):
+                groups.setdefault(key, []).append(k)
+    for group in dict.fromkeys(map(tuple, groups.values())):
+        # Before a reshape alone, the call is as good as left out.
+        users = {sheet.nodes[user].operation for k in group for user in sheet.users(k)}
+        if users != {"reshape"} and any(sheet.shape(k) != sheet.shape(sheet.nodes[k].given[0]) for k in group):
+            names = first_few([sheet.where(k) for k in group], _FEW)
+            text = f"a reshape stands for {names}: the shape is the same, and the axes are not exchanged"
+            changes = {k: _as_reshape(sheet, k) for k in group}
+            yield Edit("flatten_order", "a reshape for another order of axes", text, changes, 1, at=group[0])
+
+
+def _but_one_part(sheet: FormulaView) -> Iterator[Edit]:
+    """Yield edits that scale all but one part of a tensor that is put together: a temperature of the negatives only."""
+    for k, node in enumerate(sheet.nodes):
+        if node.operation not in ("mul", "div") or len(node.given) != 2 or not sheet.is_number(node.given[1]):
+            continue
+        whole = sheet.nodes[node.given[0]]
+        if whole.operation != "cat" or not 1 < len(whole.given) <= _FEW:
+            continue
+        axis = int(whole.how.get("axis", 0))
+        ends = np.cumsum([sheet.shape(part)[axis] for part in whole.given])
+        for part, stop in zip(whole.given, ends):
+            rows = slice(int(stop) - sheet.shape(part)[axis], int(stop))
+            text = f"{sheet.where(k)} is applied to all but one part: {sheet.named(part)} is left as it is"
+            yield Edit("scale", "a scale of one part", text, {k: _spared(k, node.given[0], rows, axis)}, 1, at=part)
+
+
+def _spared(k: int, source: int, rows: slice, axis: int) -> Change:
+    def change(get: Callable[[int], np.ndarray], own: Callable[[int], np.ndarray]) -> np.ndarray:
+        values, parts = np.moveaxis(own(k).copy(), axis, 0), np.moveaxis(get(source), axis, 0)
+        values[rows] = parts[rows]
+        return np.moveaxis(values, 0, axis)
+
+    return change
+
+
+def _as_reshape(sheet: FormulaView, k: int) -> Change:
+    source, shape = sheet.nodes[k].given[0], sheet.shape(k)
+    return lambda get, own: get(source).reshape(shape)
 
 
 _HUGE = 1e6

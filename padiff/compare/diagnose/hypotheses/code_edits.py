@@ -117,14 +117,21 @@ class Case:
 
     def _other_line(self, found: Found, other: FormulaView) -> Frame | None:
         """Return the other side's line that belongs to an edited node: of the partner's call; if the other side makes
-        no such call, the line that makes what the call takes.
+        no such call, the line that goes on with what the call takes, else the line that makes it.
         """
         edit, sheet = found.edit, found.sheet
         partner = self._partner(found, other)
         if partner is not None:
             return other.line(partner)
-        given = sheet.nodes[edit.at].given if edit.at >= 0 else ()
-        lines = (other.maker(k) for g in given for k in (other.equal(sheet.formula.values[g]),) if k is not None)
+        followers = {node.operation for node in sheet.nodes if edit.at in node.given}
+        given, equal = sheet.nodes[edit.at].given if edit.at >= 0 else (), list[int]()
+        while given and not (
+            equal := [k for g in given for k in (other.equal(sheet.formula.values[g]),) if k is not None]
+        ):
+            followers |= {sheet.nodes[g].operation for g in given}  # the other side takes it in another shape
+            given = tuple(above for g in given for above in sheet.nodes[g].given)
+        takers = (k for k, node in enumerate(other.nodes) if node.operation in followers and {*equal} & {*node.given})
+        lines = [*(other.line(k) for k in takers), *(other.maker(k) for k in equal)]
         return next((line for line in lines if line is not None), other.line(other.last))
 
     def _partner(self, found: Found, other: FormulaView) -> int | None:

@@ -455,7 +455,7 @@ def _detached(scene: DiffContext) -> Iterator[Cause]:
         return
     infos = scene.runs.map(lambda run: run.info)
     graphs = steps.zip(infos).map(lambda side: Graph(side[0].trace, side[1].layers))
-    cuts = graphs.map(_cuts)
+    cuts = _unshared(scene, graphs, graphs.map(_cuts))
     if bool(cuts.reference) == bool(cuts.candidate):
         return
     side, other_side = SIDES if cuts.reference else SIDES.swapped()
@@ -469,18 +469,34 @@ def _detached(scene: DiffContext) -> Iterator[Cause]:
                 f"back through it to `{record.layer}`"
             )
             fix = f"take detach() out of `{call.layer}`" if side == "candidate" else ""
-            yield Cause("detached", text, False, "", fix)
+            lines = Both(call.line, None) if side == "reference" else Both(None, call.line)
+            yield Cause("detached", text, False, "", fix, lines=lines)
             return
 
 
+def _unshared(scene: DiffContext, graphs: Both[Graph], cuts: Both[list[TracedCall]]) -> Both[list[TracedCall]]:
+    """Return the calls of detach without those that both sides make for the same call of a layer."""
+    partners = {pair.candidate.path: pair.reference.path for pair in scene.alignment.pairs}
+
+    def takers(graph: Graph, cut: TracedCall) -> set[tuple[str, int]]:
+        tensors = {operand.tensor for operand in cut.outputs}
+        layers = (call for call in graph.layers.values() if any(operand.tensor in tensors for operand in call.inputs))
+        return {(partners.get(c.layer, c.layer) if graph is graphs.candidate else c.layer, c.call) for c in layers}
+
+    taken = graphs.zip(cuts).map(lambda side: [takers(side[0], cut) for cut in side[1]])
+    others = taken.map(lambda side: set[tuple[str, int]]().union(*side)).swapped()
+    return cuts.zip(taken.zip(others)).map(
+        lambda side: [cut for cut, keys in zip(side[0], side[1][0]) if keys.isdisjoint(side[1][1])]
+    )
+
+
 def _cuts(graph: Graph) -> list[TracedCall]:
-    """Return the calls of detach whose result the model's output depends on; calls for logging alone are left out."""
+    """Return the calls of detach whose result a model's output depends on; calls for logging alone are left out."""
     detaches = [call for call in graph.trace.calls if call.function == "detach"]
-    outermost = next((call for call in reversed(graph.trace.calls) if not call.function), None)
-    if not detaches or outermost is None:
+    if not detaches:
         return []
     used: set[int] = set()
-    for operand in outermost.outputs:
+    for operand in (operand for call in graph.layers.values() if "." not in call.layer for operand in call.outputs):
         used |= {source.tensor for call in graph.back(operand.tensor, lambda _: False) for source in call.inputs}
     return [call for call in detaches if any(operand.tensor in used for operand in call.outputs)]
 

@@ -89,11 +89,15 @@ def _schedule(scene: DiffContext) -> str:
         if _follows(candidate, reference, lambda n, late=late: n - late):
             steps = "one step" if abs(late) == 1 else f"{abs(late)} steps"
             return f"; the candidate's schedule is shifted: it is {steps} {'late' if late > 0 else 'early'}"
+    again = {n: rate for n, rate in candidate.items() if scene.number <= n < 2 * scene.number}
+    if scene.number > _LATE and _follows(again, reference, lambda n: n - scene.number):
+        return f"; the candidate's schedule begins again after {scene.number} steps, as if it counted within an epoch"
     for pace in (2, 3, 4, 8):
         if _follows(candidate, reference, lambda n, pace=pace: n // pace):
             return f"; the candidate's schedule goes on every {pace} steps" + (": half as fast" if pace == 2 else "")
-        if _follows(candidate, reference, lambda n, pace=pace: n * pace):
-            return f"; the candidate's schedule goes {pace} times as fast: it steps {pace} times a step"
+        for start in (0, pace - 1):  # after the optimizer's step, and before it
+            if _follows(candidate, reference, lambda n, pace=pace, start=start: n * pace + start):
+                return f"; the candidate's schedule goes {pace} times as fast: it steps {pace} times a step"
     return _ratio(candidate, reference)
 
 
@@ -221,7 +225,7 @@ def _changes(
     rates = _of_rates(scene, tracks, parameters) if _rates_differ(tracks, parameters) else None
     if rates is not None:
         yield rates
-    wrong = [parameter for parameter in parameters if not parameter.holds]
+    wrong = [each for each in parameters if not each.holds and not _are_as_declared(scene, tracks, each)]
     if not wrong:
         return
     first = max(wrong, key=lambda parameter: parameter.track.noise.candidate.shape[1])
@@ -241,6 +245,24 @@ def _changes(
         yield _also(rates, _hypothesis(scene, tracks, parameters, alike, change, _count(change)))
     if rates is None:
         yield from _written(scene, first, f"{len(wrong)} of {len(parameters)}", tracks)
+
+
+def _are_as_declared(scene: DiffContext, tracks: ParameterHistories, parameter: Parameter) -> bool:
+    """Return True if both runs declare the same optimizer, and either side's updates are those of its own: a setting
+    that the reference's updates are too coarse to show, such as a tiny decay beside large gradients, is no difference.
+    """
+    groups = declared_groups(scene, parameter.track.place)
+    if groups is None or any(each.kind == "optimizer_setting" for each in scene.declared):
+        return False
+    for side, group, framework, rates in zip(SIDES, groups, scene.frameworks, tracks.rates):
+        rule = DeclaredRule.from_group(group, framework)
+        if rule is None or rule.group >= rates.shape[1]:
+            return False
+        history, noise = joined([parameter.track], side)
+        history = replace(history, rates=rates[:, rule.group])
+        if not float(np.sqrt(np.mean(np.square((rule.updates(history, noise) - history.updates) / noise)))) <= NEAR:
+            return False
+    return True
 
 
 def _other_rule(scene: DiffContext, first: Parameter, tracks: ParameterHistories) -> Iterator[Cause]:
