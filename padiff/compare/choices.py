@@ -175,8 +175,11 @@ def flips_of(
     """
     traces = steps.map(lambda step: step.trace)
     found: list[Flips] = []
-    for position, calls in paired(traces, alignment):
-        flips = _flips(traces, position, calls, earlier)
+    for position, parts in paired(traces, alignment):
+        name = parts.reference[0].layer, parts.reference[0].call, parts.reference[0].function
+        repeated = [(each.calls.reference, each.places) for each in found if each.places is not None]
+        before = [mask for call, mask in repeated if (call.layer, call.call, call.function) == name]
+        flips = _flips(traces, position, parts, earlier, before)
         if flips is not None and (flips.count or flips.shift or flips.chosen.reference != flips.chosen.candidate):
             found.append(flips)
     return found
@@ -278,11 +281,12 @@ class _Chooser:
         return self.choice.rows, places, mask.places if mask else self.choice.chosen, self.first
 
 
-def paired(traces: Both[Trace], alignment: Alignment) -> Iterator[tuple[int, Both[TracedCall]]]:
-    """Yield pairs of choosing calls, with the position of the reference's call, in the reference's order.
+def paired(traces: Both[Trace], alignment: Alignment) -> Iterator[tuple[int, Both[tuple[TracedCall, ...]]]]:
+    """Yield choosing calls that correspond, with the position of the reference's, in the reference's order.
 
     Rankings are paired in order if both sides rank as often, among as many rows; else layer by layer, and those that
-    return places apart from those that return values only. The same for thresholds.
+    return places apart from those that return values only. The same for thresholds. One side may choose in several
+    calls, one after the other, for the rows of one call of the other side.
     """
     choosers = traces.map(
         lambda trace: [_Chooser(trace, k, call) for k, call in enumerate(trace.calls) if call.choice is not None]
@@ -295,7 +299,8 @@ def paired(traces: Both[Trace], alignment: Alignment) -> Iterator[tuple[int, Bot
         for places in (True, False):
             groups.append(rankings.map(partial(_that_return, places=places)))
     pairs = [pair for group in groups for pair in _paired(group, alignment)]
-    return iter(sorted(pairs, key=lambda pair: pair[0]))
+    for sides in sorted(pairs, key=lambda pair: pair.reference[0].position):
+        yield sides.reference[0].position, sides.map(lambda side: tuple(each.call for each in side))
 
 
 def _that_return(choosers: list[_Chooser], places: bool) -> list[_Chooser]:
@@ -303,7 +308,7 @@ def _that_return(choosers: list[_Chooser], places: bool) -> list[_Chooser]:
     return [each for each in choosers if returns_places(each.trace, each.call) is places]
 
 
-def _paired(choosers: Both[list[_Chooser]], alignment: Alignment) -> Iterator[tuple[int, Both[TracedCall]]]:
+def _paired(choosers: Both[list[_Chooser]], alignment: Alignment) -> Iterator[Both[list[_Chooser]]]:
     partners = {pair.reference.path: pair.candidate.path for pair in alignment.pairs}
     groups = [choosers]
     if not _alike(*choosers):
@@ -314,14 +319,35 @@ def _paired(choosers: Both[list[_Chooser]], alignment: Alignment) -> Iterator[tu
         ]
     for some, others in groups:
         if _alike(some, others):
-            blocks = [Match(0, 0, len(some))]
+            blocks = [Match(0, 0, len(some)), Match(len(some), len(others), 0)]
         else:  # one side may choose in several calls where the other makes one
             keys = Both(some, others).map(lambda side: [each.key for each in side])
             matcher = SequenceMatcher(None, keys.reference, keys.candidate, autojunk=False)
             blocks = list(matcher.get_matching_blocks())
+        ends = 0, 0
         for first, second, count in blocks:
-            for here, partner in zip(some[first : first + count], others[second : second + count]):
-                yield here.position, Both(here.call, partner.call)
+            yield from _of_several(some[ends[0] : first], others[ends[1] : second])
+            ends = first + count, second + count
+            for here, partner in zip(some[first : ends[0]], others[second : ends[1]]):
+                yield Both([here], [partner])
+
+
+def _of_several(some: Sequence[_Chooser], others: Sequence[_Chooser]) -> Iterator[Both[list[_Chooser]]]:
+    """Yield calls that rank as many places, in order: as many rows by one call of one side, by several of the other."""
+    while some and others and some[0].choice.chosen:
+        counts = [1, 1]
+        sides = some, others
+        while (rows := [side[0].rows * count for side, count in zip(sides, counts)])[0] != rows[1]:
+            counts[rows[0] > rows[1]] += 1
+            if any(count > len(side) for side, count in zip(sides, counts)):
+                return
+        parts = Both(some[: counts[0]], others[: counts[1]])
+        if min(counts) > 1 or any(len({each.key for each in side}) > 1 for side in parts):
+            return
+        if some[0].key[1] != others[0].key[1] or some[0].first != others[0].first:
+            return
+        yield parts.map(list)
+        some, others = some[counts[0] :], others[counts[1] :]
 
 
 def _alike(choosers: Sequence[_Chooser], others: Sequence[_Chooser]) -> bool:
@@ -353,6 +379,13 @@ def returns_places(trace: Trace, call: TracedCall) -> bool:
     return masked(trace, call) is not None or any(not _is_real(trace, operand.tensor) for operand in call.outputs)
 
 
+def _hands_on_best(trace: Trace, call: TracedCall) -> bool:
+    """Return True if the best values of a call's scores are handed on without their places, by the call or another."""
+    others = (each for each in trace.calls if each.choice is not None and each.choice.chosen == 1 and each.inputs)
+    scores = call.inputs[0].tensor
+    return any(each.inputs[0].tensor == scores and not returns_places(trace, each) for each in others)
+
+
 def chooses_experts(trace: Trace, call: TracedCall) -> bool:
     """Return True if a call hands on which places rank first: not a rank in the middle, a place in a window, values."""
     if call.choice is None or not call.choice.chosen or pooled(call):
@@ -375,23 +408,40 @@ class Tables:
 def _flips(
     traces: Both[Trace],
     position: int,
-    calls: Both[TracedCall],
+    parts: Both[tuple[TracedCall, ...]],
     earlier: Mapping[int, np.ndarray],
+    before: Sequence[np.ndarray],
 ) -> Flips | None:
+    calls = parts.map(lambda side: side[0])
     choices: Both[Choice] = calls.map(lambda call: call.choice)  # type: ignore[arg-type, return-value]
-    tables = [tables_of(*side) for side in traces.zip(calls)]
+    tables = [_joined_tables(*side) for side in traces.zip(parts)]
     grid = grid_of(traces.reference, calls.reference)
     if tables[0] is None or tables[1] is None or grid is None or not calls.candidate.inputs:
         return None
-    rows, chosen = choices.reference.rows, choices.map(lambda choice: choice.chosen)
+    several, (shape, axis) = len(parts.reference), _shape_and_axis(traces.reference, calls.reference)
+    rows, chosen = choices.reference.rows * several, choices.map(lambda choice: choice.chosen)
+    if several > 1:
+        grid, shape, axis = (several, *grid), (several, *shape), None if axis is None else axis + 1
     if not all(chosen):
         shapes = traces.zip(calls).map(lambda side: [side[0].tensors[o.tensor].shape for o in side[1].outputs])
         if [math.prod(shape) for shape in shapes.reference] != [math.prod(shape) for shape in shapes.candidate]:
             return None
         return _of_threshold(traces, calls, position, grid, Both(tables[0], tables[1]), _dtype(traces, choices))
-    ids = choices.map(lambda choice: np.arange(0, rows, choice.every))
+    ids = parts.zip(choices).map(
+        lambda side: np.concatenate(
+            [np.arange(0, side[1].rows, side[1].every) + k * side[1].rows for k in range(len(side[0]))]
+        )
+    )
     common = np.intersect1d(*ids)
     sides = Both(*(table.at(np.isin(each, common)) for table, each in zip((tables[0], tables[1]), ids)))
+    if len(common) == rows and max(map(len, parts)) > 1:  # several calls for what one call has along another axis
+        order = common.reshape(-1, max(map(len, parts))).T.reshape(-1)
+        order = order if len(parts.candidate) == 1 else np.argsort(order)
+        turned, count = sides.candidate.at(order), min(side.picked.shape[1] for side in sides)
+        alike = [
+            (table.picked[:, :count] == sides.reference.picked[:, :count]).sum() for table in (sides.candidate, turned)
+        ]
+        sides = sides if alike[0] >= alike[1] else Both(sides.reference, turned)
     firsts = traces.zip(calls).map(lambda side: _first(*side))
     first = next((each for each in firsts if each is not None), 0)
     masks = masks_of(traces, calls)
@@ -435,13 +485,19 @@ def _flips(
         best = best.zip(known).map(lambda side: _in_order(side[0], side[1][at, side[0]], sides.reference))
     others = _otherwise(best, width) | beside
     hands_on = traces.zip(calls).map(lambda side: returns_places(*side))
-    for side, has_places in zip(sides, hands_on):
-        if not has_places and count == 1 and first == 0:  # its gradient may go to all places that share the best score
+    for side, has_values in zip(sides, traces.zip(calls).map(lambda side: _hands_on_best(*side))):
+        if has_values and count == 1 and first == 0:  # its gradient may go to all places that share the best score
             rows_at, ranks_at = np.nonzero(side.scores == side.scores[:, :1])
             shared = (side.scores[:, 1:] == side.scores[:, :1]).any(axis=1)[rows_at]
             others[rows_at[shared], side.places[rows_at, ranks_at][shared]] = True
     flipped = np.asarray(others.any(axis=1))
     moved = earlier.get(width)
+    for mask in before if moved is None else ():
+        moved = (
+            mask | others.any(axis=0)
+            if len(mask) == width and _has_moved(known, mask, flipped, _dtype(traces, choices))
+            else moved
+        )
     if moved is not None:
         for table in known:
             table[:, moved if (~moved).sum() > _FEW else slice(None)] = np.nan
@@ -462,6 +518,8 @@ def _flips(
         apart = np.where(np.isinf(apart), np.minimum(*raw_gaps), apart)  # one of the two is masked elsewhere
         gap = np.nan_to_num(apart, nan=0.0, posinf=np.inf).max(axis=1)
     ties = flipped & (tied | equal).all(axis=1)
+    if all(hands_on):
+        ties &= beside.any(axis=1) | ~tied.all(axis=1)  # the others only share the best score
     tied_rows = int(ties.sum())
     rules = Both(*(_rule(*side, ties) for side in zip(raw, best, masks))) if tied_rows else None
     if not all(hands_on) or (no_rule and 2 * ties.sum() <= len(common)):
@@ -512,16 +570,35 @@ def _flips(
         ),
         places=np.asarray(others.any(axis=0)),
         among=np.isin(np.arange(width), np.concatenate([side[flipped] for side in best], axis=None)),
-        tokens=_tokens(traces.reference, position, calls.reference, table),
-        keys=_keys(traces.reference, position, calls.reference, table),
+        tokens=_tokens(_outputs_before(traces.reference, position), shape, axis, pooled(calls.reference), table),
+        keys=_keys(_outputs_before(traces.reference, position), shape, axis, pooled(calls.reference), table),
         picks=picks,
         tied=tied_rows,
         rules=rules,
         elements=None
         if any(side and _uses_places(trace, call) for side, trace, call in zip(hands_on, traces, calls))
         or all(hands_on)
-        else _elements(*_shape_and_axis(traces.reference, calls.reference), table),
+        else _elements(shape, axis, table),
     )
+
+
+def _has_moved(scores: Both[np.ndarray], places: np.ndarray, flipped: np.ndarray, dtype: str) -> bool:
+    """Return True if the scores of all rows differ by more than rounding, and almost only those of some places.
+
+    The code that chooses may make entries of the rows that chose them, and choose again: means of clusters.
+
+    Args:
+        places: mask of the places that rows chose otherwise when the code chose before.
+        flipped: mask of the rows that choose otherwise.
+    """
+    if (~places).sum() <= _FEW:
+        return False
+    errors = []
+    for rest in (scores, scores.map(lambda side: np.where(places, np.nan, side))):
+        known = _in_one_form(_masked(rest), flipped)
+        distance = np.abs(known.candidate - known.reference)[~flipped]
+        errors.append(_rms(distance) / (_rms(known.reference) or math.inf))
+    return errors[0] > max(allowed(dtype, "forward"), _NEARER * errors[1])
 
 
 def pooled(call: TracedCall) -> int:
@@ -675,18 +752,24 @@ def _rows_at(recorded: np.ndarray, rows: int, table: np.ndarray) -> np.ndarray:
     return whole
 
 
-def _tokens(trace: Trace, position: int, call: TracedCall, mask: np.ndarray) -> View | None:
+def _tokens(
+    before: Sequence[tuple[int, ...]], shape: tuple[int, ...], axis: int | None, pools: int, mask: np.ndarray
+) -> View | None:
     """Return the places that were chosen otherwise if layers before the call have one output for each of them.
+
+    Args:
+        before: shapes of these outputs.
+        shape, axis: shape of the scores, and the axis along which a row runs.
+        pools: number of axes over which the call pools.
+        mask: mask of the places of each row that were chosen otherwise.
 
     Either each row chooses among tokens of its own (the tokens of a sequence that a layer takes), or all rows choose
     among the same ones (experts that choose tokens).
     """
-    shape, axis = _shape_and_axis(trace, call)
-    if pooled(call):
+    if pools:
         return _elements(shape, None, mask)
     if axis is None:
         return None
-    before = _outputs_before(trace, position)
     if any(len(each) > len(shape) > 1 and each[: len(shape)] == shape for each in before):
         return _elements(shape, axis, mask)
     if any(math.prod(each[:-1]) == shape[axis] for each in before) and shape[axis] > len(mask):
@@ -701,15 +784,14 @@ def _outputs_before(trace: Trace, position: int) -> list[tuple[int, ...]]:
     return [shape for shape in shapes if len(shape) > 1 and shape[-1] > 1]
 
 
-def _keys(trace: Trace, position: int, call: TracedCall, mask: np.ndarray) -> View | None:
+def _keys(
+    before: Sequence[tuple[int, ...]], shape: tuple[int, ...], axis: int | None, pools: int, mask: np.ndarray
+) -> View | None:
     """Return the tokens that rows of their sample chose otherwise: of attention, those whose gradient differs."""
-    shape, axis = _shape_and_axis(trace, call)
-    if axis is None or len(shape) < 3 or axis != len(shape) - 1 or pooled(call):
+    if axis is None or len(shape) < 3 or axis != len(shape) - 1 or pools:
         return None
     samples, tokens = shape[0], shape[-1]
-    if not any(
-        len(each) > 2 and each[0] == samples and each[-2] == tokens for each in _outputs_before(trace, position)
-    ):
+    if not any(len(each) > 2 and each[0] == samples and each[-2] == tokens for each in before):
         return None
     return View((samples, tokens), mask.reshape(samples, -1, tokens).any(axis=1).reshape(-1))
 
@@ -903,6 +985,15 @@ def _by_host(call: TracedCall) -> bool:
         any(isinstance(each, (list, tuple)) for each in key)
         or sum(isinstance(each, int) and not isinstance(each, bool) for each in key) > 1
     )
+
+
+def _joined_tables(trace: Trace, calls: Sequence[TracedCall]) -> Tables | None:
+    """Return the recorded tensors of the choices of several calls, those of one after those of the other."""
+    tables = [tables_of(trace, call) for call in calls]
+    known = [(table.scores, table.places, table.picked) for table in tables if table is not None]
+    if len(known) < len(calls) or any(len({array.shape[1] for array in arrays}) > 1 for arrays in zip(*known)):
+        return None
+    return tables[0] if len(calls) == 1 else Tables(*(np.concatenate(arrays) for arrays in zip(*known)))
 
 
 def tables_of(trace: Trace, call: TracedCall) -> Tables | None:

@@ -358,9 +358,14 @@ def routing_cause(diff: Diff, step: Sequence[Diff], evidence: Evidence) -> Cause
         of_gradient = diff.pair.stage == "backward"
         end = len(graphs.reference.trace.calls) if of_gradient else _end(graphs.reference, record.layer, record.call)
         routers = []
-        for position, calls in paired(graphs.map(lambda graph: graph.trace), evidence.alignment):
+        for position, parts in paired(graphs.map(lambda graph: graph.trace), evidence.alignment):
+            calls = parts.map(lambda side: side[0])
             choices = calls.map(lambda call: call.choice)
-            if position < end and all(choice is not None and choice.chosen for choice in choices):
+            if (
+                max(map(len, parts)) == 1
+                and position < end
+                and all(choice is not None and choice.chosen for choice in choices)
+            ):
                 routers.append(Both(*(Router(graph, call) for graph, call in zip(graphs, calls))))
         if of_gradient:  # of a scalar that differs by no more than rows which chose otherwise explain
             causes = [_auxiliary(some, each) for each in _scalars(step) for some in (routers[-1:], routers) if some]
@@ -651,7 +656,8 @@ def choice_cause(diff: Diff, step: Sequence[Diff], evidence: Evidence) -> Cause 
         threshold_cause = _thresholds(traces, end)
         if threshold_cause is not None:
             return threshold_cause
-        for position, pair in paired(traces, evidence.alignment):
+        for position, parts in paired(traces, evidence.alignment):
+            pair = parts.map(lambda side: side[0])
             ranking = _ranking(traces, pair) if position < end else None
             if (
                 ranking is not None

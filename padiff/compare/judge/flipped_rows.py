@@ -333,13 +333,15 @@ class _Judge:
         self._rows["value"][place], self._rows["limit"][place] = value, limit
 
     def _known_rows(self, diff: Diff) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
-        """Return the rows of both sides, and the mask of those that chose otherwise; `None` if they are not known."""
+        """Return the rows of both sides, and the mask of those that chose otherwise, or were taken along; `None` if they
+        are not known.
+        """
         if not diff.pair.complete or diff.problem is not None:
             return None
         values = _values(diff)
         backward = diff.pair.stage == "backward"
         rows = split_rows(values, self._explained, backward) if values is not None else None
-        return None if rows is None else (*rows[0], rows[1])
+        return None if rows is None else (*rows[0], rows[1] | self._along.get(len(rows[1]), False))
 
     @property
     def _mixed(self) -> float:
@@ -509,7 +511,6 @@ class _Judge:
         reference, candidate, mask = known
         if "rows" in diff.pair.layout.steps:
             return self._in_any_order(reference, candidate, max(limit, self._mixed))
-        mask = mask | self._along.get(len(mask), False)
         if self._rows["rule"][place] == RULE_NUMBERS[Rule.EQUAL]:
             return float(((reference != candidate).any(axis=1) & ~mask).sum()), ALONG * float(mask.sum())
         if mask.all():
