@@ -97,6 +97,7 @@ class Flips:
         among: mask of the places that the rows chose which chose otherwise; `None` for a threshold.
         tokens: the places that were chosen otherwise, if the places are tokens or samples; else `None`.
         keys: the tokens that some row of their sample chose otherwise, if each row chooses among all of its sample.
+        shared: the rows whose best score several places share, if it is handed on: gradients may go to any of these.
         picks: the chosen places, in the order in which the call returns them; `None` for a threshold.
         elements: the elements of the scores that only one side chose, if the call hands on their values and nothing
             else: only gradients then go to other elements; else `None`.
@@ -126,6 +127,7 @@ class Flips:
     among: np.ndarray | None = None
     tokens: View | None = None
     keys: View | None = None
+    shared: View | None = None
     picks: View | None = None
     elements: View | None = None
     shift: float = 0.0
@@ -137,6 +139,11 @@ class Flips:
     def count(self) -> int:
         """Return the number of recorded rows that chose otherwise."""
         return int(self.flipped.sum())
+
+    @property
+    def touching(self) -> int:
+        """Return the number of rows whose outputs or gradients a choice may change."""
+        return self.count + (0 if self.shared is None else int((self.shared.mask & ~self.mask).sum()))
 
     @property
     def share(self) -> float:
@@ -180,7 +187,9 @@ def flips_of(
         repeated = [(each.calls.reference, each.places) for each in found if each.places is not None]
         before = [mask for call, mask in repeated if (call.layer, call.call, call.function) == name]
         flips = _flips(traces, position, parts, earlier, before)
-        if flips is not None and (flips.count or flips.shift or flips.chosen.reference != flips.chosen.candidate):
+        if flips is not None and (
+            flips.count or flips.shared or flips.shift or flips.chosen.reference != flips.chosen.candidate
+        ):
             found.append(flips)
     return found
 
@@ -485,19 +494,19 @@ def _flips(
         best = best.zip(known).map(lambda side: _in_order(side[0], side[1][at, side[0]], sides.reference))
     others = _otherwise(best, width) | beside
     hands_on = traces.zip(calls).map(lambda side: returns_places(*side))
+    shared = np.zeros(len(common), np.bool_)
     for side, has_values in zip(sides, traces.zip(calls).map(lambda side: _hands_on_best(*side))):
         if has_values and count == 1 and first == 0:  # its gradient may go to all places that share the best score
-            rows_at, ranks_at = np.nonzero(side.scores == side.scores[:, :1])
-            shared = (side.scores[:, 1:] == side.scores[:, :1]).any(axis=1)[rows_at]
-            others[rows_at[shared], side.places[rows_at, ranks_at][shared]] = True
+            several_best = (side.scores[:, 1:] == side.scores[:, :1]).any(axis=1)
+            shared |= several_best
+            if not all(hands_on):
+                rows_at, ranks_at = np.nonzero((side.scores == side.scores[:, :1]) & several_best[:, None])
+                others[rows_at, side.places[rows_at, ranks_at]] = True
     flipped = np.asarray(others.any(axis=1))
     moved = earlier.get(width)
-    for mask in before if moved is None else ():
-        moved = (
-            mask | others.any(axis=0)
-            if len(mask) == width and _has_moved(known, mask, flipped, _dtype(traces, choices))
-            else moved
-        )
+    for places in before if moved is None else ():
+        if len(places) == width and _has_moved(known, places, flipped, _dtype(traces, choices)):
+            moved = places | others.any(axis=0)
     if moved is not None:
         for table in known:
             table[:, moved if (~moved).sum() > _FEW else slice(None)] = np.nan
@@ -522,8 +531,9 @@ def _flips(
         ties &= beside.any(axis=1) | ~tied.all(axis=1)  # the others only share the best score
     tied_rows = int(ties.sum())
     rules = Both(*(_rule(*side, ties) for side in zip(raw, best, masks))) if tied_rows else None
-    if not all(hands_on) or (no_rule and 2 * ties.sum() <= len(common)):
-        # Equal scores in no order: most rows chose alike, by which the two sides are judged.
+    # Equal scores in no order: the rows that chose alike judge the two sides. A mask may take more places than others.
+    few = 2 * ties.sum() <= len(common) if any(masks) else not ties.all()
+    if not all(hands_on) or (no_rule and few):
         ties = np.zeros_like(ties)
     otherwise = best.reference != best.candidate
     if moved is not None:
@@ -550,6 +560,9 @@ def _flips(
             picks=picks,
         )
     table = _rows_at(common, rows, others)
+    # A token whose ranks differ is chosen all the same; of all tokens in another order, others may follow.
+    by_both = np.logical_and(*(_members(side, width) for side in best)) if count < width else np.zeros_like(others)
+    alone = _rows_at(common, rows, (others & ~by_both) | beside)
     return Flips(
         calls=calls,
         position=position,
@@ -570,8 +583,9 @@ def _flips(
         ),
         places=np.asarray(others.any(axis=0)),
         among=np.isin(np.arange(width), np.concatenate([side[flipped] for side in best], axis=None)),
-        tokens=_tokens(_outputs_before(traces.reference, position), shape, axis, pooled(calls.reference), table),
+        tokens=_tokens(_outputs_before(traces.reference, position), shape, axis, pooled(calls.reference), alone),
         keys=_keys(_outputs_before(traces.reference, position), shape, axis, pooled(calls.reference), table),
+        shared=View(grid, _rows_at(common, rows, shared[:, None]).reshape(-1)) if shared.any() else None,
         picks=picks,
         tied=tied_rows,
         rules=rules,
@@ -745,6 +759,13 @@ def _otherwise(best: Both[np.ndarray], width: int) -> np.ndarray:
     return np.asarray(ranks[0] != ranks[1])
 
 
+def _members(best: np.ndarray, width: int) -> np.ndarray:
+    """Return a mask of the places of each row that a side chose."""
+    mask = np.zeros((len(best), width), np.bool_)
+    np.put_along_axis(mask, best, True, axis=1)
+    return mask
+
+
 def _rows_at(recorded: np.ndarray, rows: int, table: np.ndarray) -> np.ndarray:
     """Return a mask with all rows: rows that were not recorded count as chosen alike."""
     whole = np.zeros((rows, table.shape[1]), np.bool_)
@@ -811,7 +832,10 @@ def _of_threshold(
     places = tables.map(lambda side: side.places[0])
     both, *at = np.intersect1d(*places, return_indices=True)
     known = Both(*(side.scores[0, each].astype(np.float64) for side, each in zip(tables, at)))
-    picked = [side.picked[0, each] for side, each in zip(tables, at)]
+    picked = [side.picked[0, each].astype(np.float64) for side, each in zip(tables, at)]
+    names = calls.map(lambda call: call.function)
+    if names.reference != names.candidate and "sign" in names:  # -1, 0 and 1 for a mask; 0 is neither of its numbers
+        picked = [(each + 1) / 2 if name == "sign" else each for each, name in zip(picked, names)]
     if np.abs(known.candidate + known.reference).sum() < np.abs(known.candidate - known.reference).sum():
         # One side asks which elements lie above the threshold, the other which lie below it.
         known, picked = Both(known.reference, -known.candidate), [picked[0], 1 - picked[1]]
@@ -881,6 +905,8 @@ def _picture(source: TensorSource | None) -> np.ndarray:
 
 def number(call: TracedCall) -> float | None:
     """Return the number with which a call compares a tensor; `None` if it is no comparison with one number."""
+    if call.function == "sign":
+        return 0.0
     values = [value for value in call.arguments.values() if isinstance(value, (int, float))]
     return float(values[0]) if call.function in COMPARISONS and len(values) == 1 else None
 

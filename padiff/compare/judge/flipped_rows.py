@@ -226,7 +226,7 @@ class _Judge:
         counts = ChoiceCounts(
             step=self._diffs.number or 0,
             calls=tuple((each.calls.reference.function, each.calls.reference.layer) for each in self._explained),
-            flipped=sum(each.count for each in self._explained),
+            flipped=sum(each.touching for each in self._explained),
             rows=sum(len(each.recorded) for each in self._explained),
             without=self._without,
             unjudged=self._unjudged,
@@ -333,8 +333,9 @@ class _Judge:
         self._rows["value"][place], self._rows["limit"][place] = value, limit
 
     def _known_rows(self, diff: Diff) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
-        """Return the rows of both sides, and the mask of those that chose otherwise, or were taken along; `None` if they
-        are not known.
+        """Return the rows of both sides, and the mask of those that chose otherwise or were taken along.
+
+        `None` if the rows are not known.
         """
         if not diff.pair.complete or diff.problem is not None:
             return None
@@ -356,7 +357,7 @@ class _Judge:
         if not within_rounding(flips, max(limit, self._mixed), self._explained):
             self._faulty = True
             return
-        if not flips.count:
+        if not flips.count and flips.shared is None:
             return
         self._explained.append(flips)
         self._share = min(1.0, self._share + flips.share)
@@ -612,6 +613,8 @@ def within_rounding(flips: Flips, limit: float, before: Sequence[Flips]) -> bool
     for other in before:
         if other.rows == flips.rows:
             fresh &= ~other.mask[flips.recorded]
+        elif other.grid[: len(flips.grid)] == flips.grid:  # elements of these rows
+            fresh &= ~other.mask.reshape(flips.rows, -1).any(axis=1)[flips.recorded]
         if other.places is not None and len(other.places) == flips.rows:  # counts of the rows that chose a place
             fresh &= ~other.places[flips.recorded]
     if (flips.ties & fresh).any():
@@ -700,7 +703,7 @@ def split_rows(
     shape = values.reference.shape
     if backward and len(shape) > 1 and len(mask) == math.prod(shape):  # elements, whose layer behind mixes their row
         mask = np.repeat(mask.reshape(-1, shape[-1]).any(axis=1), shape[-1])
-    for view in (each.keys for each in flips if backward and each.keys is not None):
+    for view in (view for each in flips for view in (each.keys, each.shared) if backward and view is not None):
         mask = mask | view.mask if len(view.mask) == len(mask) else mask
     return values.map(lambda array: _rows_of(array, axis, len(mask))), mask
 
