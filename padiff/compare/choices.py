@@ -221,7 +221,7 @@ def masked(trace: Trace, call: TracedCall, largest: bool | None = None) -> Mask 
     """
     if call.function not in _WITH_RANKS or not call.inputs or call.choice is None:
         return None
-    scores, axis = _shape_and_axis(trace, call)
+    scores, axis = shape_and_axis(trace, call)
     if axis is None:
         return None
     size, rows = scores[axis], math.prod(scores) // max(scores[axis], 1)
@@ -276,6 +276,11 @@ class _Chooser:
         if self.choice.chosen:
             return self.choice.rows
         return math.prod(self.trace.tensors[self.call.outputs[0].tensor].shape)
+
+    @property
+    def scores(self) -> tuple[int, ...]:
+        """Shape of the scores."""
+        return shape_and_axis(self.trace, self.call)[0] if self.call.inputs else ()
 
     @cached_property
     def first(self) -> int | None:
@@ -346,6 +351,10 @@ def _of_several(some: Sequence[_Chooser], others: Sequence[_Chooser]) -> Iterato
     while some and others and some[0].choice.chosen:
         counts = [1, 1]
         sides = some, others
+        if some[0].rows != others[0].rows and some[0].scores == others[0].scores:
+            yield Both([some[0]], [others[0]])  # one ranks them along another axis
+            some, others = some[1:], others[1:]
+            continue
         while (rows := [side[0].rows * count for side, count in zip(sides, counts)])[0] != rows[1]:
             counts[rows[0] > rows[1]] += 1
             if any(count > len(side) for side, count in zip(sides, counts)):
@@ -427,8 +436,10 @@ def _flips(
     grid = grid_of(traces.reference, calls.reference)
     if tables[0] is None or tables[1] is None or grid is None or not calls.candidate.inputs:
         return None
-    several, (shape, axis) = len(parts.reference), _shape_and_axis(traces.reference, calls.reference)
+    several, (shape, axis) = len(parts.reference), shape_and_axis(traces.reference, calls.reference)
     rows, chosen = choices.reference.rows * several, choices.map(lambda choice: choice.chosen)
+    if all(chosen) and rows != choices.candidate.rows * len(parts.candidate):
+        return None
     if several > 1:
         grid, shape, axis = (several, *grid), (several, *shape), None if axis is None else axis + 1
     if not all(chosen):
@@ -626,7 +637,7 @@ def _uses_places(trace: Trace, call: TracedCall) -> bool:
     return trace.functions and any(operand.tensor in places for each in trace.calls for operand in each.inputs)
 
 
-def _shape_and_axis(trace: Trace, call: TracedCall) -> tuple[tuple[int, ...], int | None]:
+def shape_and_axis(trace: Trace, call: TracedCall) -> tuple[tuple[int, ...], int | None]:
     """Return the shape of the scores and the axis along which a row runs; `None` if the row is all of them."""
     shape, axis = trace.tensors[call.inputs[0].tensor].shape, row_axis(call.function, call.arguments)
     return shape, axis % len(shape) if isinstance(axis, int) and -len(shape) <= axis < len(shape) else None
@@ -736,7 +747,7 @@ def _dtype(traces: Both[Trace], choices: Both[Choice]) -> str:
 
 def _places_of(trace: Trace, call: TracedCall) -> int:
     """Return the number of places among which a call chooses."""
-    shape, axis = _shape_and_axis(trace, call)
+    shape, axis = shape_and_axis(trace, call)
     axes = pooled(call)
     if axes:
         return math.prod(shape[-axes:])
@@ -1056,7 +1067,7 @@ def grid_of(trace: Trace, call: TracedCall) -> tuple[int, ...] | None:
     axes = pooled(call)
     if axes:
         return shape[:-axes] if math.prod(shape[:-axes]) == choice.rows else None
-    axis = _shape_and_axis(trace, call)[1]
+    axis = shape_and_axis(trace, call)[1]
     if axis is None:
         return (1,)
     grid = (*shape[:axis], *shape[axis + 1 :])

@@ -69,7 +69,7 @@ class Rows(TensorSource):
     shape: tuple[int, ...]
 
     def read(self) -> np.ndarray:
-        return np.asarray(_table(self.source.read())[self.numbers]).reshape(self.shape)
+        return np.asarray(row_table(self.source.read())[self.numbers]).reshape(self.shape)
 
     @property
     def inside(self) -> Sequence[TensorSource]:
@@ -116,9 +116,11 @@ class _Search:
     def __init__(self, diffs: StepDiffs, step: Step, measure: Callable[[Pair], Diff]) -> None:
         self._diffs, self._measure = diffs, measure
         self._blocks = choosing_blocks(step)
-        #: Numbers of rows among which calls choose: of a batch that is given whole.
-        choices = [call.choice for call in step.trace.calls if call.choice is not None]
+        #: Numbers of rows, and of tokens, among which calls choose: of a batch that is given whole.
+        calls = [call for call in step.trace.calls if call.choice is not None]
+        choices = [call.choice for call in calls if call.choice is not None]
         self._batches = {choice.rows for choice in choices}
+        self._batches |= {math.prod(step.trace.tensors[o.tensor].shape) for call in calls for o in call.inputs[:1]}
         #: Those of which each row chooses several places.
         self._several = {choice.rows for choice in choices if choice.chosen > 1 and choice.rows > 1}
         sites = diffs.sites
@@ -219,7 +221,8 @@ class _Search:
             map(len, order)
         ) != min(counts):
             return None
-        sides = [_chosen(record, numbers) for record, numbers in zip(pair.sides, order) if record is not None]
+        flat = len(set(counts)) > 1
+        sides = [_chosen(record, numbers, flat) for record, numbers in zip(pair.sides, order) if record is not None]
         again = replace(pair, reference=sides[0], candidate=sides[1], layout=_other_order(pair.layout))
         return self._measure(again)
 
@@ -227,7 +230,7 @@ class _Search:
 def _order_of(pair: Pair, others: bool) -> Both[np.ndarray] | None:
     """Return the rows of each side that are the same rows; `None` unless one side holds all rows of the other."""
     assert pair.reference is not None and pair.candidate is not None
-    tables = Both(pair.reference.value, pair.candidate.value).map(_table).zip(pair.scales)
+    tables = Both(pair.reference.value, pair.candidate.value).map(row_table).zip(pair.scales)
     reference, candidate = (table.reshape(len(table), -1).astype(np.float64) / scale for table, scale in tables)
     if reference.shape[1] != candidate.shape[1] or not 0 < min(len(reference), len(candidate)) <= _MOST:
         return None
@@ -281,7 +284,7 @@ def _nearest(points: np.ndarray, others: np.ndarray, count: int) -> tuple[np.nda
 def _is_mostly_equal(diff: Diff, limit: float) -> bool:
     """Return True if most rows of two tensors agree: the others may be of samples that chose otherwise."""
     assert diff.pair.reference is not None and diff.pair.candidate is not None
-    values = Both(diff.pair.reference.value, diff.pair.candidate.value).map(_table).zip(diff.pair.scales)
+    values = Both(diff.pair.reference.value, diff.pair.candidate.value).map(row_table).zip(diff.pair.scales)
     reference, candidate = (table.reshape(len(table), -1).astype(np.float64) / scale for table, scale in values)
     if reference.shape != candidate.shape:
         return False
@@ -289,17 +292,17 @@ def _is_mostly_equal(diff: Diff, limit: float) -> bool:
     return bool((errors <= limit * sizes).mean() > _BETTER)
 
 
-def _chosen(record: Record, numbers: np.ndarray) -> Record:
-    rest = _rest(record.shape)
-    shape = record.shape if _count(record.shape) == len(numbers) else (len(numbers), *rest)
+def _chosen(record: Record, numbers: np.ndarray, flat: bool) -> Record:
+    shape = (len(numbers), *row_shape(record.shape)) if flat else record.shape
     return replace(record, source=Rows(record.source, numbers, shape), shape=shape)
 
 
-def _table(array: np.ndarray) -> np.ndarray:
-    return array.reshape(-1, *_rest(array.shape))
+def row_table(array: np.ndarray) -> np.ndarray:
+    """Return an array as a table of its rows."""
+    return array.reshape(-1, *row_shape(array.shape))
 
 
-def _rest(shape: Sequence[int]) -> tuple[int, ...]:
+def row_shape(shape: Sequence[int]) -> tuple[int, ...]:
     """Return the shape of a row: that of the last axis for features (rows, or batch and sequence, first), else of all
     axes but the first.
     """
@@ -307,7 +310,7 @@ def _rest(shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def _count(shape: Sequence[int]) -> int:
-    return math.prod(shape[: len(shape) - len(_rest(shape))])
+    return math.prod(shape[: len(shape) - len(row_shape(shape))])
 
 
 def _other_order(layout: Layout) -> Layout:

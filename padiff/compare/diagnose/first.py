@@ -6,6 +6,7 @@ import math
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
@@ -22,6 +23,7 @@ from padiff.compare.diagnose.place import NEVER, Evidence, Place, extent_of, pla
 from padiff.compare.diagnose.recompute.which_side import which_side
 from padiff.compare.diagnose.routing import (
     CHOICE,
+    OF_RANKS,
     OTHER_FUNCTION,
     choice_cause,
     chose_labels,
@@ -538,7 +540,9 @@ def _cause(scene: DiffContext, step: Sequence[Diff], place: Place, evidence: Evi
     if cast is not None and not _explained(computed.cause, recorded, place):
         return replace(cast, excluded=computed.excluded)
     chosen = choice_cause(diff, step, evidence)
-    if chosen is not None and proven and chosen.kind != OTHER_FUNCTION and not chose_labels(diff, chosen):
+    is_of_mask = computed.cause is not None and computed.cause.kind.startswith("mask_")  # that choices make
+    says_more = chosen is not None and (chosen.kind == OTHER_FUNCTION or (is_of_mask and chosen.kind in OF_RANKS))
+    if chosen is not None and proven and not says_more and not chose_labels(diff, chosen):
         chosen = None  # a computed cause says more, unless it is about what another choice makes
     if chosen is not None and proven:
         return chosen
@@ -548,7 +552,7 @@ def _cause(scene: DiffContext, step: Sequence[Diff], place: Place, evidence: Evi
             return replace(routed, excluded=computed.excluded)
     if chosen is not None:
         if chosen.kind == CHOICE:
-            chosen = scores_cause(diff, step, evidence) or chosen
+            chosen = scores_cause(diff, step, evidence, partial(code_cause, scene)) or chosen
         chosen = replace(chosen, excluded=computed.excluded)
         if chosen.kind != CHOICE:
             return chosen

@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import takewhile
 
 import numpy as np
 
-from padiff.compare.choices import WHOLE, Flips, flips_of, masks_of, number, paired, part_taken, tables_of, taken
+from padiff.compare.choices import (
+    WHOLE,
+    Flips,
+    flips_of,
+    masks_of,
+    number,
+    paired,
+    part_taken,
+    shape_and_axis,
+    tables_of,
+    taken,
+)
 from padiff.compare.diagnose.causes import cause_of_calls
 from padiff.compare.diagnose.place import Evidence, calls_before, graphs_of
 from padiff.compare.diagnose.traced import Graph
@@ -622,6 +633,8 @@ def _where(router: Router) -> str:
 CHOICE = "choice"
 #: Kind of the cause that another function chooses from the same values.
 OTHER_FUNCTION = "choice_function"
+#: Kinds of causes that say which places of its scores the code takes.
+OF_RANKS = frozenset({"choice_count", "choice_order", "choice_part", "choice_axis"})
 # Functions that give the same in the other order of their arguments, or by another name.
 _MIRRORED = {"lt": "gt", "le": "ge", "argsort": "sort", "max": "argmax", "min": "argmin"}
 # Largest relative distance of the same values.
@@ -658,7 +671,7 @@ def choice_cause(diff: Diff, step: Sequence[Diff], evidence: Evidence) -> Cause 
             return threshold_cause
         for position, parts in paired(traces, evidence.alignment):
             pair = parts.map(lambda side: side[0])
-            ranking = _ranking(traces, pair) if position < end else None
+            ranking = _other_axis(steps, pair) or _ranking(traces, pair) if position < end else None
             if (
                 ranking is not None
                 and ranking.kind == "choice_order"
@@ -685,11 +698,14 @@ def choice_cause(diff: Diff, step: Sequence[Diff], evidence: Evidence) -> Cause 
     return _cause(beyond)
 
 
-def scores_cause(diff: Diff, step: Sequence[Diff], evidence: Evidence) -> Cause | None:
+def scores_cause(
+    diff: Diff, step: Sequence[Diff], evidence: Evidence, code: Callable[[Both[int]], Cause | None]
+) -> Cause | None:
     """Return the cause that the code before a call which chose otherwise makes other scores; `None` if there is none.
 
     Args:
         diff, step: see `choice_cause`, which has returned a cause of kind `CHOICE`.
+        code: returns the code of both sides that makes two tensors, by their numbers in the traces.
     """
     steps = evidence.steps
     if steps is None:
@@ -697,13 +713,18 @@ def scores_cause(diff: Diff, step: Sequence[Diff], evidence: Evidence) -> Cause 
     infos, limit = evidence.runs.map(lambda run: run.info), _limit(diff, step)
     try:
         flips = _beyond(flips_of(steps, evidence.alignment, infos), limit)
-        alike = flips.error[~flips.flipped] if flips is not None else np.zeros(0)
+        alike = np.zeros(0) if flips is None else flips.error[flips.flipped.all() | ~flips.flipped]
         if flips is None or not alike.size or float(np.sqrt((alike**2).mean())) <= SINGLE * limit * flips.size:
             return None
         calls = calls_before(flips.calls, diff, step, graphs_of(steps, infos), evidence.policy)
+        made = None if calls is None else cause_of_calls(calls)
+        if made is not None:
+            return made
+        of_scores = code(flips.calls.map(lambda call: call.inputs[0].tensor))
     except (RunFolderError, SketchOnlyError):
         return None
-    return cause_of_calls(calls) if calls is not None else None
+    cause = _cause(flips)
+    return of_scores and replace(cause, sentence=f"{cause.sentence}; {of_scores.sentence}")
 
 
 def _most_flip(flips: Flips, calls: Both[TracedCall]) -> bool:
@@ -827,6 +848,21 @@ def _ranking(traces: Both[Trace], pair: Both[TracedCall]) -> Cause | None:
         )
         return Cause("choice_part", text, lines=lines)
     return None
+
+
+def _other_axis(steps: Both[Step], pair: Both[TracedCall]) -> Cause | None:
+    """Return the cause that one side ranks the same scores along another axis; `None` if it does not."""
+    (shape, axis), (shape_of_other, other) = steps.zip(pair).map(lambda side: shape_and_axis(side[0].trace, side[1]))
+    if shape != shape_of_other or axis is None or other is None or axis == other:
+        return None
+    if shape[axis] == shape[other] and not _same(steps, pair, "inputs"):
+        return None  # a table may be transposed
+    where, names = _place(pair.reference.layer), pair.map(lambda call: call.function)
+    text = (
+        f"{names.candidate}() in `{where}` chooses along axis {other} of the scores, the reference's "
+        f"{names.reference}() along axis {axis}"
+    )
+    return Cause("choice_axis", text, fix=f"axis {axis}", lines=pair.map(lambda call: call.line))
 
 
 def chose_labels(diff: Diff, cause: Cause) -> bool:

@@ -17,7 +17,7 @@ from padiff.compare.choices import Flips, grid_of, reached
 from padiff.compare.judge import limits
 from padiff.compare.judge.drift import RELATIVE
 from padiff.compare.measure.operands import Arrays, Sketches, operands
-from padiff.compare.rearranged import choosing_blocks
+from padiff.compare.rearranged import choosing_blocks, row_shape, row_table
 from padiff.errors import SketchOnlyError
 from padiff.records import LOOP, Both, Diff, Figure, Problem, Rule, Step, Trace, TracedCall, is_below, loss_role
 from padiff.records.pair_table import Key
@@ -488,7 +488,7 @@ class _Judge:
         """
         sides = [record for record in diff.pair.sides if record is not None]
         shapes = [record.shape for record in sides]
-        if len(sides) < 2 or any(len(shape) < 2 for shape in shapes) or shapes[0][1:] != shapes[1][1:]:
+        if len(sides) < 2 or any(len(shape) < 2 for shape in shapes) or len({*map(row_shape, shapes)}) > 1:
             return False
         if shapes[0] == shapes[1] and (
             self._faulty or not self._explained or any(_axis(shapes[0], grid) is not None for grid in self._grids)
@@ -499,6 +499,7 @@ class _Judge:
         arrays = _arrays(diff)
         if arrays is None:
             return True
+        arrays = arrays.map(row_table)
         if len(arrays.reference) * len(arrays.candidate) > _MOST:
             return True
         flipped = sum(flips.count * flips.chosen.reference for flips in self._explained)
@@ -614,7 +615,7 @@ def within_rounding(flips: Flips, limit: float, before: Sequence[Flips]) -> bool
         if other.rows == flips.rows:
             fresh &= ~other.mask[flips.recorded]
         elif other.grid[: len(flips.grid)] == flips.grid:  # elements of these rows
-            fresh &= ~other.mask.reshape(flips.rows, -1).any(axis=1)[flips.recorded]
+            fresh &= ~np.any(other.mask.reshape(flips.rows, -1), axis=1)[flips.recorded]
         if other.places is not None and len(other.places) == flips.rows:  # counts of the rows that chose a place
             fresh &= ~other.places[flips.recorded]
     if (flips.ties & fresh).any():

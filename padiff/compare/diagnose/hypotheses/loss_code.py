@@ -256,11 +256,14 @@ def hypotheses(scene: DiffContext) -> Iterator[Hypothesis]:
     yield from reported(case, trials)
 
 
-def code_cause(scene: DiffContext) -> Cause | None:
+def code_cause(scene: DiffContext, ends: Both[int] | None = None) -> Cause | None:
     """Return the code of both sides from tensors that agree to the first ones that differ, as a cause that is not
     proven; `None` if the traces do not show it.
 
     These are the outputs, or the inputs, of a layer whose place is known, else the first losses that differ.
+
+    Args:
+        ends: the tensors that differ, by their numbers in the traces, if these are others.
     """
     steps, place = scene.sides(scene.number), scene.place
     if scene.stage == "weight" or steps is None or not all(step.trace.functions for step in steps):
@@ -275,14 +278,15 @@ def code_cause(scene: DiffContext) -> Cause | None:
     counts = sites.zip(paths).map(lambda side: sum(path == side[1] for path, _ in side[0]))
     # Of a layer that one side calls less often, later calls are other ones: what the loss is made of says why.
     same = counts.reference == counts.candidate
-    if same and place is not None and place.ends is not None and scene.stage in ("forward", "input"):
+    if ends is not None:
+        pairs = [(ends.reference, ends.candidate)]
+    elif same and place is not None and place.ends is not None and scene.stage in ("forward", "input"):
         pairs = [(place.ends.reference, place.ends.candidate)]
     elif same and scene.stage in ("forward", "input"):
         return None
     else:
         closed = graphs.map(lambda graph: {o.tensor for c in graph.trace.calls if not c.function for o in c.outputs})
-    for reference, candidate in pairs:
-        ends = Both(reference, candidate)
+    for ends in (Both(*pair) for pair in pairs):
         sides = zip(graphs, steps, scene.runs, ends, closed)
         values = Both(
             *(_values(Writer(graph, step, run.info), end, outputs) for graph, step, run, end, outputs in sides)
