@@ -9,6 +9,7 @@ import numpy as np
 import paddle
 import pytest
 import torch
+from kit.frameworks import KITS
 
 import padiff
 from padiff.align import align
@@ -1056,3 +1057,187 @@ def test_entries_that_no_flipped_row_chose_have_gradients_that_differ_by_no_fact
     assert report.passed and report.choices[0].flipped, report.text(120)
     report = compare_runs(with_codebook(kit), with_codebook(kit, attached=True, near=2e-6))
     assert not report.passed and report.first_diff.diff.pair.stage == "grad", report.text(120)
+
+
+def between(kit, forward, x, **weights):
+    """Record code between a layer that hands its input on and a linear layer.
+
+    Args:
+        forward: called with the net, the framework and the first layer's output; gives what the last layer gets.
+        x: the input.
+        weights: matrices, (out, in), of further linear layers without biases.
+    """
+    f = LIBRARY[kit.name]
+    width = x.shape[-1]
+    layers = {"first": np.eye(width), **weights, "last": np.random.default_rng(9).normal(size=(2, width))}
+    built = {name: kit.Linear(matrix.shape[1], matrix.shape[0]) for name, matrix in layers.items()}
+    model = kit.net(lambda net, value: net.last(forward(net, f, net.first(value))), **built)
+    for name, matrix in layers.items():
+        kit.set_weight(getattr(model, name), matrix.astype(np.float32))
+        kit.set(getattr(model, name).bias, np.zeros(len(matrix), np.float32))
+    with padiff.record(model) as rec:
+        (model(kit.tensor(x.astype(np.float32))) ** 2).mean().backward()
+    return rec.run
+
+
+def added(kit, total, places, values):
+    f = LIBRARY[kit.name]
+    return total.index_add(0, places, values) if kit.name == "torch" else f.index_add(total, places, 0, values)
+
+
+@cache
+def choosers(kit, apart=False, capacity=5, times=1.0):
+    """Record experts that choose tokens, two of which nearly tie; `apart`: in a call of each expert, not in one."""
+    random = np.random.default_rng(4)
+    x, router = random.normal(size=(12, 6)), random.normal(size=(4, 6))
+    x[1] = x[0] + (2e-7 if apart else -2e-7) * random.normal(size=6)
+
+    def forward(net, f, y):
+        p = f.nn.functional.softmax(net.router(y), -1)
+        pairs = [f.topk(p[:, k], capacity, -1) for k in range(4)] if apart else list(zip(*f.topk(p.t(), capacity, -1)))
+        total = y
+        for k, (weights, places) in enumerate(pairs):
+            total = added(kit, total, places, f.tanh(y[places] * (k + 1)) * weights.unsqueeze(-1) * times)
+        return total
+
+    return between(kit, forward, x, router=router)
+
+
+@pytest.mark.parametrize("apart", [True, False])
+def test_calls_for_a_row_each_are_one_call_for_all_rows(kit, apart):
+    report = compare_runs(choosers(kit, not apart), choosers(kit, apart))
+    assert report.passed and 0 < report.choices[0].flipped <= report.choices[0].rows == 4, str(report)
+    assert not compare_runs(choosers(kit, not apart), choosers(kit, apart, times=1.01)).passed
+    cause = compare_runs(choosers(kit, not apart), choosers(kit, apart, capacity=4)).first_diff.cause
+    assert cause.kind == "choice_count" and "topk() in `the model` chooses 4 places of each row" in str(cause)
+
+
+@cache
+def clusters(kit, moved=0.0, share=0.5):
+    """Record rows that choose the nearest of some centers, which are moved to their means, and choose again."""
+    random = np.random.default_rng(6)
+    centers = random.normal(size=(6, 8)) * 2
+    x = centers[np.arange(40) % 6] + random.normal(size=(40, 8)) * 0.3
+    x[0] = (centers[0] + centers[1]) / 2 + moved * (centers[0] - centers[1])
+
+    def forward(net, f, y):
+        means = kit.tensor(centers.astype(np.float32))
+        for _ in range(2):
+            apart = ((y.unsqueeze(1) - means.unsqueeze(0)) ** 2).sum(-1)
+            one = f.nn.functional.one_hot(f.argmin(apart, -1), 6)
+            one = one.astype("float32") if kit.name == "paddle" else one.float()
+            means = means * (1 - share) + share * (one.t() @ y) / one.sum(0).unsqueeze(-1)
+        return y + one @ means
+
+    return between(kit, forward, x)
+
+
+def test_means_of_the_rows_that_chose_otherwise_are_others_when_the_code_chooses_again(kit):
+    report = compare_runs(clusters(kit, 1e-7), clusters(kit, -1e-7))
+    assert report.passed and report.choices[0].flipped >= 1, str(report)
+    assert not compare_runs(clusters(kit, 1e-7), clusters(kit, -1e-7, share=0.6)).passed
+
+
+def test_the_best_value_beside_its_place_sends_its_gradient_to_any_that_share_it(kit):
+    x = np.random.default_rng(7).normal(size=(16, 5))
+    x[3, :2] = 9.0
+    weights = np.arange(5)[:, None] / 5
+
+    def run(times, spread):
+        def forward(net, f, y):
+            if spread:
+                best, place = y.amax(-1), f.argmax(y, -1)
+            else:
+                best, place = (each.squeeze(-1) for each in f.topk(y, 1, -1))
+            table = kit.tensor(weights.astype(np.float32))
+            return y + (best * times).unsqueeze(-1) * table[place]
+
+        return between(kit, forward, x)
+
+    report = compare_runs(run(1.0, spread=False), run(1.0, spread=True))
+    assert report.passed, str(report)
+    assert not compare_runs(run(1.0, spread=False), run(1.001, spread=True)).passed
+
+
+def test_the_sign_of_a_value_is_a_comparison_with_zero(kit):
+    x = np.random.default_rng(8).normal(size=(16, 6))
+
+    def run(by_sign=False, least=0.0, times=1.0):
+        def forward(net, f, y):
+            if by_sign:
+                return f.sign(y) * y.abs().mean(0)
+            return f.where(y >= least, f.ones_like(y), -f.ones_like(y)) * y.abs().mean(0) * times
+
+        return between(kit, forward, x)
+
+    assert compare_runs(run(by_sign=True), run()).passed
+    cause = compare_runs(run(by_sign=True), run(least=0.3)).first_diff.cause
+    assert "ge() in `the model` compares with 0.3, the reference's sign() with 0" in str(cause), str(cause)
+    cause = compare_runs(run(by_sign=True), run(times=1.5)).first_diff.cause
+    assert cause is None or not cause.kind.startswith("choice"), str(cause)
+
+
+def test_scores_that_are_ranked_along_another_axis_are_named(kit):
+    x = np.random.default_rng(9).normal(size=(12, 6))
+
+    def run(axis):
+        def forward(net, f, y):
+            mask = y >= f.topk(y, 3, axis)[0].min(axis, keepdim=True)[0 if kit.name == "torch" else slice(None)]
+            return y * (mask.astype("float32") if kit.name == "paddle" else mask.float())
+
+        return between(kit, forward, x)
+
+    cause = compare_runs(run(-1), run(0)).first_diff.cause
+    assert cause.kind == "choice_axis" and cause.fix == "axis 1", str(cause)
+    assert "topk() in `the model` chooses along axis 0 of the scores, the reference's topk() along axis 1" in str(cause)
+
+
+def test_equal_scores_in_most_rows_are_no_difference_of_functions_without_a_rule():
+    torch_kit, paddle_kit = KITS["torch"], KITS["paddle"]
+    x = np.random.default_rng(10).integers(-3, 4, size=(60, 16)) / 2.0
+    x[:6] += np.arange(16) / 64.0
+
+    def run(kit, chosen=5, times=1.0):
+        def forward(net, f, y):
+            if kit.name == "torch":
+                places = y.argsort(dim=-1, descending=True, stable=True)[:, :chosen]
+            else:
+                places = f.topk(y, chosen, -1)[1]
+            one = f.nn.functional.one_hot(places, 16).sum(1)
+            return y * times * (one.astype("float32") if kit.name == "paddle" else one.float())
+
+        return between(kit, forward, x)
+
+    reference = run(torch_kit)
+    report = compare_runs(reference, run(paddle_kit))
+    assert report.passed and report.choices[0].tied > 30, str(report)
+    assert f"{report.choices[0].tied} of these rows choose otherwise between scores that are equal to the bit" in (
+        " ".join(report.text(120).split())
+    )
+    assert not compare_runs(reference, run(paddle_kit, times=1.001)).passed
+    assert compare_runs(reference, run(paddle_kit, chosen=4)).first_diff.cause.kind == "choice_count"
+
+
+def test_rows_of_chosen_tokens_are_found_in_all_tokens(kit):
+    """One side computes a layer for the tokens that it chose, the other for all; a fault after it is placed there."""
+    x = np.random.default_rng(11).normal(size=(3, 8, 6))
+    up = np.random.default_rng(12).normal(size=(6, 6))
+
+    def run(sparse=False, weighted=True):
+        def forward(net, f, y):
+            scores = y.sum(-1)
+            weights, places = f.topk(scores, 4, -1)
+            one = f.nn.functional.one_hot(places, 8)
+            one = one.astype("float32") if kit.name == "paddle" else one.float()
+            part = net.up(one @ y if sparse else y)
+            if weighted:
+                part = part * (weights if sparse else scores).unsqueeze(-1)
+            if sparse:
+                return y + one.mT @ part
+            return y + part * one.sum(1).unsqueeze(-1)
+
+        return between(kit, forward, x, up=up)
+
+    assert compare_runs(run(sparse=True), run()).passed
+    first = compare_runs(run(sparse=True), run(weighted=False)).first_diff
+    assert first.diff.pair.anchor.layer != "up" and "shapes differ" not in str(first), str(first)

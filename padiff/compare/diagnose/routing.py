@@ -852,6 +852,8 @@ def _ranking(traces: Both[Trace], pair: Both[TracedCall]) -> Cause | None:
 
 def _other_axis(steps: Both[Step], pair: Both[TracedCall]) -> Cause | None:
     """Return the cause that one side ranks the same scores along another axis; `None` if it does not."""
+    if not all(call.inputs for call in pair):
+        return None
     (shape, axis), (shape_of_other, other) = steps.zip(pair).map(lambda side: shape_and_axis(side[0].trace, side[1]))
     if shape != shape_of_other or axis is None or other is None or axis == other:
         return None
