@@ -290,7 +290,7 @@ class _Chooser:
     @property
     def key(self) -> tuple[int, int, int, int | None]:
         """Number of rows, of the places among which the call chooses, of the chosen ones, and a rank."""
-        places = _places_of(self.trace, self.call) if self.call.inputs else 0
+        places = places_of(self.trace, self.call) if self.call.inputs else 0
         mask = masked(self.trace, self.call)
         return self.choice.rows, places, mask.places if mask else self.choice.chosen, self.first
 
@@ -389,7 +389,7 @@ def _by_layer(choosers: list[_Chooser]) -> dict[tuple[str, int], list[_Chooser]]
 
 
 def _first(trace: Trace, call: TracedCall) -> int | None:
-    return first_rank(call.function, call.arguments, _places_of(trace, call)) if call.inputs else None
+    return first_rank(call.function, call.arguments, places_of(trace, call)) if call.inputs else None
 
 
 def returns_places(trace: Trace, call: TracedCall) -> bool:
@@ -466,7 +466,7 @@ def _flips(
     first = next((each for each in firsts if each is not None), 0)
     masks = masks_of(traces, calls)
     part, other = traces.zip(calls).zip(masks).map(lambda side: part_taken(*side[0], side[1]))
-    width = _places_of(traces.reference, calls.reference)
+    width = places_of(traces.reference, calls.reference)
     largest = max(int(table.max(initial=0)) for side in sides for table in (side.places, side.picked))
     smallest = min(int(table.min(initial=0)) for side in sides for table in (side.places, side.picked))
     width = max(width, 1 + largest)
@@ -745,7 +745,7 @@ def _dtype(traces: Both[Trace], choices: Both[Choice]) -> str:
     return max(dtypes, key=lambda dtype: allowed(dtype, "forward"))
 
 
-def _places_of(trace: Trace, call: TracedCall) -> int:
+def places_of(trace: Trace, call: TracedCall) -> int:
     """Return the number of places among which a call chooses."""
     shape, axis = shape_and_axis(trace, call)
     axes = pooled(call)

@@ -1239,3 +1239,37 @@ def test_rows_of_chosen_tokens_are_found_in_all_tokens(kit):
     assert compare_runs(run(sparse=True), run()).passed
     first = compare_runs(run(sparse=True), run(weighted=False)).first_diff
     assert first.diff.pair.anchor.layer != "up" and "shapes differ" not in str(first), str(first)
+
+
+def test_other_places_to_choose_from_are_named(kit):
+    x = np.random.default_rng(13).normal(size=(16, 6))
+
+    def run(both=True):
+        def forward(net, f, y):
+            scores = (f.cat if kit.name == "torch" else f.concat)([y, -y], -1) if both else y
+            return y + kit.tensor(np.arange(12, dtype=np.float32)[:, None])[f.argmax(scores, -1)]
+
+        return between(kit, forward, x)
+
+    cause = compare_runs(run(), run(both=False)).first_diff.cause
+    assert cause.kind == "choice_among" and "among 6 places of each row for the reference's 12" in str(cause)
+
+
+def test_a_mask_that_leaves_nothing_out_is_named_by_the_number_of_its_places(kit):
+    """Of places whose scores are 0 none counts: to leave the candidate's mask out gives the reference's values."""
+    x = np.random.default_rng(14).normal(size=(16, 12)) - 0.4
+
+    def run(by_mask=False, chosen=10):
+        def forward(net, f, y):
+            y = f.nn.functional.relu(y)
+            if by_mask:
+                mask = y >= f.kthvalue(y, 12 - chosen + 1, -1, keepdim=True)[0]
+                return y * (mask.astype("float32") if kit.name == "paddle" else mask.float())
+            one = f.nn.functional.one_hot(f.topk(y, chosen, -1)[1], 12).sum(1)
+            return y * (one.astype("float32") if kit.name == "paddle" else one.float())
+
+        return between(kit, forward, x)
+
+    assert compare_runs(run(), run(by_mask=True)).passed
+    cause = compare_runs(run(), run(by_mask=True, chosen=2)).first_diff.cause
+    assert cause.kind == "choice_count" and "the code takes 2 places of each row" in str(cause), str(cause)

@@ -18,6 +18,7 @@ from padiff.compare.choices import (
     number,
     paired,
     part_taken,
+    places_of,
     shape_and_axis,
     tables_of,
     taken,
@@ -695,6 +696,11 @@ def choice_cause(diff: Diff, step: Sequence[Diff], evidence: Evidence) -> Cause 
     beyond = _beyond(flips, limit)
     if beyond is None or (beyond.ties.any() and _differs_elsewhere(diff, beyond, limit)):
         return None
+    among = traces.zip(beyond.calls).map(lambda side: places_of(*side))
+    if all(beyond.chosen) and among.reference != among.candidate:
+        where = f"{beyond.calls.candidate.function}() in `{_place(beyond.calls.reference.layer)}`"
+        text = f"{where} chooses among {among.candidate} places of each row for the reference's {among.reference}"
+        return Cause("choice_among", text, lines=beyond.calls.map(lambda call: call.line))
     return _cause(beyond)
 
 
