@@ -538,8 +538,6 @@ def _flips(
         apart = np.where(np.isinf(apart), np.minimum(*raw_gaps), apart)  # one of the two is masked elsewhere
         gap = np.nan_to_num(apart, nan=0.0, posinf=np.inf).max(axis=1)
     ties = flipped & (tied | equal).all(axis=1)
-    if all(hands_on):
-        ties &= beside.any(axis=1) | ~tied.all(axis=1)  # the others only share the best score
     tied_rows = int(ties.sum())
     rules = Both(*(_rule(*side, ties) for side in zip(raw, best, masks))) if tied_rows else None
     # Equal scores in no order: the rows that chose alike judge the two sides. A mask may take more places than others.
