@@ -10,7 +10,7 @@ import re
 import shlex
 import sys
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from itertools import chain
 from types import NoneType, UnionType
@@ -144,6 +144,10 @@ class BriefFix:
     new: str | None = None
 
 
+#: Returns the fix of a fault; `None` if none is known.
+Propose = Callable[[FirstDiff], BriefFix | None]
+
+
 @dataclass(frozen=True, slots=True)
 class BriefFault:
     """A fault: where it is, why, how to fix it, and how large it is.
@@ -235,16 +239,19 @@ class Diagnostic:
         return [BriefFault(**own), *self.faults]
 
 
-def diagnostic_of(report: ReportData, runs: Both[str] | None = None, artifacts: tuple[str, ...] = ()) -> Diagnostic:
+def diagnostic_of(
+    report: ReportData, runs: Both[str] | None = None, artifacts: tuple[str, ...] = (), propose: Propose | None = None
+) -> Diagnostic:
     """Return a report in brief.
 
     Args:
         report: the report.
         runs: paths of both run folders, for the commands; `None` if the runs are in no folder.
         artifacts: paths of files that hold the whole report.
+        propose: returns the fix of a fault whose cause names no line, `None` if there is none.
     """
     coverage = report.coverage
-    first = None if report.first_diff is None else _fault(report.first_diff, report.models, runs)
+    first = None if report.first_diff is None else _fault(report.first_diff, report.models, runs, propose)
     nothing = dict.fromkeys((each.name for each in fields(BriefFault)), None) | {"places": CodeLines(None, None)}
     notes = (
         [f"{note}." for note in match_notes(report)]
@@ -254,7 +261,7 @@ def diagnostic_of(report: ReportData, runs: Both[str] | None = None, artifacts: 
     notes = [f"{line}." for line in (*report.tokens, *report.regions)] + notes
     notes = [f"{note}." for note in choice_notes(report.choices)] + notes
     notes += [f"{line}." for line in (*floor_lines(report), *third_lines(report))]
-    faults = [_fault(each, report.models, runs) for each in report.independent[:_FAULTS]]
+    faults = [_fault(each, report.models, runs, propose) for each in report.independent[:_FAULTS]]
     notes += _changed_files([first, *faults] if first is not None else [], report.models)
     return Diagnostic(
         schema_version=DIAGNOSTIC_VERSION,
@@ -356,13 +363,19 @@ def code_lines(first: FirstDiff, models: Models | None) -> Both[Frame | None]:
         and not first.step
         and not any(UNKNOWN_LINES if first.cause is None else first.cause.lines)
     )
-    return _started(models) if at_start else shown
+    return _started(first, models) if at_start else shown
 
 
-def _started(models: Models) -> Both[Frame | None]:
-    """Return the lines that initialize the weights, if one of them differs; else the first lines of what makes the
-    model.
+def _started(first: FirstDiff, models: Models) -> Both[Frame | None]:
+    """Return the lines that make the weight, or that initialize weights, if one of them differs; else the first lines
+    of what makes the model.
     """
+    own = re.compile(rf"self\.{re.escape(first.slot)}\s*[:=]")
+    weights = models.lines.map(
+        lambda lines: [each for key, each in lines.items() if key.startswith("@init:") and own.match(each.code)]
+    )
+    if all(len(frames) == 1 for frames in weights):
+        return weights.map(lambda frames: frames[0])
     changed = _changed_line(models, "@init:")
     if changed is not None and all(changed):
         return changed
@@ -416,7 +429,7 @@ def _lines_of(first: FirstDiff, models: Models) -> Both[Frame | None]:
         computed = _changed_line(models, f"{key}:")
         return computed or written(made.zip(models.lines).map(lambda side: side[1].get(key, side[0])))
     if kind == "start_weights" or (start and not any(about) and first.diff is not None and first.diff.pair.complete):
-        return _started(models)
+        return _started(first, models)
     if first.inside and _is_leaf(first.reference, models) and (about.candidate or called.candidate) == called.candidate:
         # Of a layer of the framework's, the call says nothing that the construction does not.
         about = written(made).zip(about).map(lambda side: side[0] or side[1])
@@ -665,7 +678,9 @@ def _innermost(side: tuple[tuple[str, ...], Sequence[Frame]]) -> Frame | None:
     )
 
 
-def _fault(first: FirstDiff, models: Models | None, runs: Both[str] | None) -> BriefFault:
+def _fault(
+    first: FirstDiff, models: Models | None, runs: Both[str] | None, propose: Propose | None = None
+) -> BriefFault:
     cause = first.cause
     times = math.nan if first.diff is None or first.diff.figures is None else first.diff.excess
     size = "" if first.diff is None else _against_limit(first.diff)
@@ -681,6 +696,9 @@ def _fault(first: FirstDiff, models: Models | None, runs: Both[str] | None) -> B
     call = first.call if called is None else f"{first.call} {called[0]}"
     lines = frames.zip(Both(frames.candidate, frames.reference)).map(lambda side: _code_line(*side, words, call))
     text = first.statement if cause is None else cause.sentence
+    fix = _fix(first, lines, models, runs)
+    if propose is not None and (fix is None or fix.file is None):
+        fix = propose(first) or fix
     return BriefFault(
         step=first.step,
         stage=first.stage,
@@ -695,7 +713,7 @@ def _fault(first: FirstDiff, models: Models | None, runs: Both[str] | None) -> B
         )
         if text
         else None,
-        fix=_fix(first, lines, models, runs),
+        fix=fix,
         places=CodeLines(*lines),
     )
 
@@ -773,8 +791,9 @@ def _with_reference_part(candidate: CodeLine, reference: CodeLine, models: Model
     if candidate.span is None or reference.span is None:
         return ""
     part, (start, end) = reference.code[slice(*reference.span)], candidate.span
-    first = [_TOKEN.match(each) for each in (part, candidate.code[start:end])]
-    if None in first or first[0][0] != first[1][0]:  # type: ignore[index]
+    texts = (part, candidate.code[start:end])
+    first, keys = ([each.match(text) for text in texts] for each in (_TOKEN, _KEYWORD))
+    if None in first or first[0][0] != first[1][0] or len({each and each[0] for each in keys}) > 1:  # type: ignore[index]
         return ""  # another argument or another call
     names = {*_NAMES.findall(part)} - {*_NAMES.findall(candidate.code), "True", "False", "None"}
     words = {*re.findall(r"\w+", candidate.code)}

@@ -43,8 +43,8 @@ _TRAINER, _TRAINERS_ROLES = "TrainingArguments", ("optimizer.0", "@scheduler", "
 _PARAMETERS = re.compile(r"param|group", re.IGNORECASE)
 # Modules of schedulers.
 _SCHEDULERS = ("torch.optim.lr_scheduler.", "paddle.optimizer.lr.")
-# Modules of functions that initialize weights.
-_INITIALIZERS = ("torch.nn.init.", "paddle.nn.initializer.")
+# Modules of functions that initialize weights, and classes that hold a weight's first value.
+_INITIALIZERS = ("torch.nn.init.", "torch.nn.Parameter", "torch.nn.parameter.Parameter", "paddle.nn.initializer.")
 # Functions that compute a loss; classes end with the second name.
 _LOSSES, _LOSS = (
     frozenset({

@@ -61,6 +61,7 @@ _RATES = ("warm-up steps", "the schedule of the learning rate", "steps of the wh
 
 def parameter_groups(fault: Fault, project: Project) -> Iterator[Proposal]:
     """Yield groups of parameters for each setting that differs for some parameters only, and numbers of schedules."""
+    yield from _group_rates(fault, project)
     yield from _rates(fault, project)
     yield from _declared_numbers(fault, project)
     framework = fault.frameworks[1]
@@ -83,6 +84,27 @@ def parameter_groups(fault: Fault, project: Project) -> Iterator[Proposal]:
                 continue
             for test, words in _tests(sites):
                 yield from _grouped(source, call, given, model, test, words, setting, framework)
+
+
+def _group_rates(fault: Fault, project: Project) -> Iterator[Proposal]:
+    """Yield the learning rate of a parameter group that makes the group's rate the reference's."""
+    rates = fault.values if fault.kind == "learning_rate" else None
+    if rates is None or len(rates.reference) != len(rates.candidate) or not all(map(min, rates)):
+        return
+    for source in project:
+        groups = [node for node in source.nodes if isinstance(node, ast.Dict) and "params" in map(_key, node.keys)]
+        for group, (right, own) in zip(groups, zip(*rates)) if len(groups) == len(rates.candidate) else ():
+            for key, value in zip(group.keys, group.values):
+                places = [(source, value)] if number_of(value) is not None else project.definitions(source, value)
+                number = number_of(places[0][1]) if len(places) == 1 else None
+                if right != own and _key(key) in ("lr", "learning_rate") and number is not None:
+                    # In paddle a factor of the optimizer's rate.
+                    edit = Edit(source.file, *source.span(value), number_text(float(f"{number * right / own:.9g}")))
+                    yield Proposal((edit,), f"the group's `{_key(key)}` is {edit.text}", _WEIGHT)
+
+
+def _key(node: ast.expr | None) -> object:
+    return node.value if isinstance(node, ast.Constant) else None
 
 
 def _named(project: Project, sites: Sequence[str]) -> Iterator[Proposal]:

@@ -79,6 +79,27 @@ def insertions(fault: Fault, project: Project) -> Iterator[Proposal]:
     yield from _missing_terms(fault, project)
     yield from _exchanged_parts(fault, project)
     yield from _branches(fault, project)
+    yield from _untied(fault, project)
+
+
+def _untied(fault: Fault, project: Project) -> Iterator[Proposal]:
+    """Yield the embedding's weight in the place of that of a linear layer, where the reference has one for both."""
+    sites = next((each.parameters.candidate for each in fault.settings if each.kind == "tied"), ())
+    kinds = {layer.path: common_kind(layer.kind) for layer in fault.models.layers.candidate}
+    paths = {kinds.get(path, ""): path for path in (site.rpartition("/")[0] for site in sites)}
+    if fault.kind != "tied" or {*paths} != {"linear", "embedding"}:
+        return
+    head, table = (f"self.{_tail(paths[kind])}" for kind in ("linear", "embedding"))
+    source, made = project.statement_at(fault.models.lines.candidate.get(paths["linear"]))
+    if source is None or not isinstance(made, ast.Assign) or dotted(made.targets[0]) != head:
+        return
+    words = f"`{head}` and `{table}` have one weight"
+    if fault.frameworks[1] == "torch":
+        yield Proposal((line_after(source, made, f"{head}.weight = {table}.weight"),), words, _NAMED)
+    for call in _calls_of(source.tree, _tail(head)) if fault.frameworks[1] == "paddle" else ():
+        given = ", ".join(map(source.code, call.args))
+        product = Edit(source.file, *source.span(call), f"paddle.matmul({given}, {table}.weight, transpose_y=True)")
+        yield Proposal((line_removed(source, made), product), words, _NAMED)
 
 
 def _residual(fault: Fault, project: Project) -> Iterator[Proposal]:

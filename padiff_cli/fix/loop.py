@@ -71,6 +71,13 @@ class LoopRules(Drafts):
                 end = source.span(call.func)[1]
                 edit = Edit(source.file, end - len("eval"), end, "train")
                 yield Proposal((edit,), "the model is set to train", CALLS)
+        # A model that evaluates since a later step was not set back.
+        for source, step, _ in self._optimizer_steps() if self._first.step else ():
+            loop, model = source.parents.get(step), _model_of(source, step)
+            if isinstance(loop, (ast.For, ast.While)) and model:
+                is_inner = not isinstance(source.parents.get(loop), ast.Module)
+                edit = line_before(source, loop if is_inner else loop.body[0], f"{model}.train()")
+                yield Proposal((edit,), "the model is set to train before it trains on", CALLS - 0.1)
 
     def _zeroing(self) -> Iterator[Proposal]:
         """Yield moves and additions of the call that zeroes gradients."""
@@ -166,6 +173,13 @@ class LoopRules(Drafts):
                     call = f"{head or f'torch.nn.utils.{name}'}({model}.parameters(), {number_text(limit)})"
                     edits.append(line_before(source, step, call))
                     yield Proposal(tuple(edits), "gradients are clipped as the reference's are", CALLS)
+        steps = {source.parents.get(step): step for source, step, _ in self._optimizer_steps()}
+        for source, clip in own:
+            behind = source.statement_around(clip)
+            before = None if behind is None else steps.get(source.parents.get(behind))
+            if isinstance(behind, ast.Expr) and before is not None and behind.lineno > before.lineno:
+                moves = (line_removed(source, behind), line_before(source, before, source.code(clip)))
+                yield Proposal(moves, "gradients are clipped before the optimizer's step", CALLS)
         if limit is not None and self._framework == "paddle" and "grad_clip" in fix:
             kinds = re.findall(r"ClipGradBy(?:GlobalNorm|Norm|Value)", fix)
             for source, made in self._project.catalog_calls("optimizer") if kinds else ():

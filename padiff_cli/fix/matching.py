@@ -236,6 +236,8 @@ class Matcher:
             c_args = [*([sides[1]] if sides[1] is not None else []), *c_args]
         elif sides[0] is not None and sides[1] is not None and not all(kinds):
             result = self._all(sides[:1], sides[1:], depth)  # type: ignore[arg-type]
+        if c_args and isinstance(c_args[-1], ast.List) and len(c_args) - 1 + len(c_args[-1].elts) == len(r_args):
+            c_args = [*c_args[:-1], *c_args[-1].elts]  # a shape, which torch takes number by number, too
         if not same:
             together = {*kinds} <= {"layer"} or {*kinds} <= {"optimizer"} or {*kinds} <= {"function"}
             together = together or {*kinds} <= {"loss"} or {*kinds} <= {"clip"} or {*kinds} <= {"schedule"}
@@ -708,7 +710,11 @@ def inner_expressions(node: ast.AST) -> Iterator[ast.expr]:
         name = last_name(node.func)
         if receiver is not None and (_kind(node) == "function" or name in _METHODS):
             yield receiver
-        elif node.args and not isinstance(node.args[0], ast.Starred) and kind_of(name) not in _UNWRAPPED_NEVER:
+        elif (
+            node.args
+            and not isinstance(node.args[0], (ast.Starred, ast.Constant))
+            and kind_of(name) not in _UNWRAPPED_NEVER
+        ):
             yield node.args[0]
 
 

@@ -40,7 +40,6 @@ from padiff_cli.fix.vocabulary import (
 _ALIKE, _NEAR = 6.0, 3.0
 # Causes that name two calls with their arguments: the reference's comes first.
 _TWO_CALLS = re.compile(r"(\w+\([^()]*(?:\([^()]*\)[^()]*)*\)) against (\w+\([^()]*(?:\([^()]*\)[^()]*)*\))")
-_SURPLUS = re.compile(r"(\w+)\(\) in `[^`]*` is left out")
 # An argument with both values, and calls with an argument that only the reference makes.
 _ARGUMENT = re.compile(r"(\w+)=[\w.+-]+ for the reference's ([\w.+-]*\w)")
 _ONLY_REFERENCE = re.compile(r"only the reference calls (.*?)(?: there|$)")
@@ -441,16 +440,17 @@ class Rules(Drafts):
 
     def _surplus(self) -> Iterator[Proposal]:
         """Yield the candidate's line without a call or operator that the cause names."""
-        found = _SURPLUS.search(self._fault.words)
+        values = self._fault.values if self._fault.kind.endswith("_added") else None
+        surplus = "" if values is None else values.candidate
         source, statement = self._project.statement_at(self.lines.candidate)
-        if found is None or source is None or statement is None:
+        if not surplus or source is None or statement is None:
             return
         for node in ast.walk(statement):
             name = _OPERATORS.get(type(node.op), "") if isinstance(node, ast.BinOp) else ""
             name = common_call(last_name(node.func)) if isinstance(node, ast.Call) else name
-            if name and name == common_call(found[1]):
+            if name and name == common_call(surplus):
                 for inner in inner_expressions(node):
-                    change = Change("unwrap", node, found[1], None, inner)
+                    change = Change("unwrap", node, surplus, None, inner)
                     yield from self._written(source, Match(0.0), [change], LINES)
 
     def _swapped(self) -> Iterator[Proposal]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from padiff.compare import Policy, compare_runs
 from padiff.dump import open_run
@@ -13,7 +15,8 @@ from padiff.errors import PadiffError, UsageError
 from padiff.model.given_map import GivenMap
 from padiff.records import STAGES, Both, FirstDiff, Report
 from padiff.records.compared import factor_text
-from padiff.records.diagnostic import position_text
+from padiff.records.diagnostic import BriefFix, Propose, position_text
+from padiff.system.construction import is_here
 from padiff.system.frames import Frame
 from padiff.system.terminal import printable
 from padiff_cli.fix.fault import Fault
@@ -36,6 +39,8 @@ _SEEDING = (
     "seed_everything",
     "set_seed",
 )
+# Largest weight of a proposal that is shown before it is tried: what a cause names, and one change of two like lines.
+_SHOWN = 2.5
 # Steps that a trial trains beyond the fault's, and the smallest number of steps for which a run is shortened.
 _BEHIND, _SHORT = 4, 12
 
@@ -310,6 +315,52 @@ def _with_seeds(own: Project, others: Project, number: int) -> Project | None:
     return project.with_edits(edits) if edits else None
 
 
+def proposing(report: Report, reference: str) -> Propose | None:
+    """Return the function that proposes the most likely edit of the candidate's files in the working folder, if they
+    are as they were; nothing is run.
+
+    Args:
+        report: the comparison.
+        reference: path of the reference's folder.
+    """
+    models = report.models
+    if models is None:
+        return None
+    files = models.files.map(lambda side: [file for file, digest in side.items() if is_here(file, digest)])
+    others, project = files.map(lambda names: Project.from_folder(Path.cwd(), names))
+    reference_code = _reference_code(others, report)
+
+    def propose(first: FirstDiff) -> BriefFix | None:
+        if first.cause is None or first.cause.kind in ("unknown", "start_weights"):
+            return None  # the cause's own fix also says what else helps
+        fault = Fault(first, models, reference, reference_code, report.settings_differ)
+        best = Rules(fault, project).proposals()[:2]
+        is_sure = bool(best) and best[0].weight <= _SHOWN and (len(best) == 1 or best[0].weight < best[1].weight)
+        return _shown(project, best[0], first.cause.proven) if is_sure else None
+
+    return propose
+
+
+def _shown(project: Project, proposal: Proposal, proven: bool) -> BriefFix | None:
+    """Return a proposal as it is shown: a line and the line in its place, or the new lines and words."""
+    after = project.with_edits(proposal.edits)
+    changed = {} if after is None else project.changed_files(after)
+    if len(changed) != 1:
+        return None
+    ((file, content),) = changed.items()
+    source = project.get(file)
+    lines = [("" if source is None else source.text).split("\n"), content.decode().split("\n")]
+    matcher = difflib.SequenceMatcher(a=lines[0], b=lines[1], autojunk=False)
+    blocks = [each for each in matcher.get_opcodes() if each[0] != "equal"]
+    added = "; ".join(line.strip() for each in blocks for line in lines[1][each[3] : each[4]] if line.strip())
+    at = blocks[0][1]
+    is_line = len(blocks) == 1 and [blocks[0][2] - at, blocks[0][4] - blocks[0][3]] == [1, 1]
+    words = "" if is_line and lines[0][at].strip() != added else proposal.words
+    remark = "; ".join(filter(None, (words, "" if proven else "not checked")))
+    text = printable(f"{added}  # {remark}" if remark else added)
+    return BriefFix(text, file, at + 1, lines[0][at].strip(), added) if is_line and proven else BriefFix(text)
+
+
 def _faults(report: Report) -> list[FirstDiff]:
     """Return the faults in the order in which they are fixed: models that are built alike also start alike."""
     faults = [*([] if report.first_diff is None else [report.first_diff]), *report.independent]
@@ -351,10 +402,16 @@ def _measured(report: Report) -> int:
 
 
 def _cut(before: Report, after: Report) -> int:
-    """Return the number of pairs of layers that end elsewhere, as only the latter report knows."""
+    """Return the number of pairs of layers that end elsewhere, as only the latter report knows, and of layers whose
+    weight another layer has now.
+    """
     cut = {*after.coverage.cut_elsewhere} - {*before.coverage.cut_elsewhere}
-    sides = (diff.pair.sides for diff in before.diffs) if cut else ()
-    return sum(" / ".join("" if record is None else record.layer for record in pair) in cut for pair in sides)
+    ties = [each.parameters.candidate for each in before.settings_differ if each.kind == "tied"]
+    layers = set() if after.models is None else {layer.path for layer in after.models.layers.candidate}
+    gone = {path for sites in ties for path in (site.rpartition("/")[0] for site in sites)} - layers
+    pairs = [diff.pair for diff in before.diffs] if cut or gone else []
+    paths = [pair.sides.map(lambda record: "" if record is None else record.layer) for pair in pairs]
+    return sum(" / ".join(pair) in cut or pair.candidate in gone for pair in paths)
 
 
 def _helps(before: Report, fault: FirstDiff, after: Report) -> bool:

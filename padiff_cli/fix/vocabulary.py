@@ -65,6 +65,7 @@ _COMMON = {
     "eta_min_": "eta_min",
     "decay_steps": "total_iters",
     "normalize_before": "norm_first",
+    "persistable": "persistent",
 }
 _PADDLE = {
     "dim": "axis",

@@ -63,6 +63,8 @@ def changed_lines(
     last: tuple[str, str] = ("", ""),
     layers: tuple[Layer, ...] = (),
     settings: tuple[Difference, ...] = (),
+    step: int = 0,
+    own_layers: tuple[Layer, ...] = (),
 ) -> list[list[str]]:
     """Return the lines that each proposal adds and removes.
 
@@ -78,14 +80,18 @@ def changed_lines(
         last: the last layers that agree, of the reference and the candidate.
         layers: layers of the reference.
         settings: the settings that differ.
+        step: the step of the fault.
+        own_layers: layers of the candidate.
     """  # fmt: skip
     own = {role: frame(text, part) for role, part in (lines or {}).items()}
     other = {role: Frame("ref.py", 1, "", line) for role, line in (reference_lines or {}).items()}
     about = Both(Frame("ref.py", 1, "", reference) if reference else None, frame(text, at) if at else None)
     cause = replace(cause, lines=about)
     partners = (Partners(*last, "names", 1.0),) if last[0] else ()
-    models = Models(Both(layers, ()), Both("torch 2", f"{framework} 3"), partners=partners, lines=Both(other, own))
-    first = FirstDiff(0, stage, None, None, cause=cause, last_agreeing=last[0])
+    models = Models(
+        Both(layers, own_layers), Both("torch 2", f"{framework} 3"), partners=partners, lines=Both(other, own)
+    )
+    first = FirstDiff(step, stage, None, None, cause=cause, last_agreeing=last[0])
     project = Project([Source.from_bytes("train.py", text.encode())])
     files = [Source.from_bytes("ref.py", code.encode())] if code else []
     proposals = Rules(Fault(first, models, "runs/torch", Project(files), settings), project).proposals()
@@ -98,6 +104,22 @@ def changed_lines(
     return shown
 
 
+LATE = """import torch
+net = Net()
+for epoch in range(2):
+    for x in batches():
+        net(x).sum().backward()
+        optimizer.step()
+        torch.nn.utils.clip_grad_value_(net.parameters(), 0.1)
+    net.eval()
+"""
+TIED = """class Net(nn.Layer):
+    def __init__(self):
+        self.tok = nn.Embedding(9, 4)
+        self.head = nn.Linear(4, 9, bias_attr=False)
+    def forward(self, x):
+        return self.head(self.tok(x))
+"""
 _BEFORE_SUM = Cause(
     "activation_order",
     "in the candidate, ReLU is taken of what `bn2` gives before the sum, for the reference's of the sum",
@@ -108,7 +130,8 @@ CASES = {
         ["-    out = net(x) / 0.9", "+    out = net(x) / 1.0"],
     ),
     "a surplus operator": (
-        {"cause": Cause("scale_added", "the values agree if div() in `(root)` is left out"), "at": "/ 0.9"},
+        {"cause": Cause("scale_added", "the values agree if div() in `(root)` is left out", values=Both("", "div")),
+         "at": "/ 0.9"},
         ["-    out = net(x) / 0.9", "+    out = net(x)"],
     ),
     "a fix, where its value is defined": (
@@ -400,6 +423,38 @@ CASES = {
          "at": "loss_fn",
          "cause": Cause("loss_function", "the losses are others", fix="paddle.nn.functional.l1_loss(...)")},
         ["-loss_fn = paddle.nn.SmoothL1Loss()", "+loss_fn = paddle.nn.L1Loss()"],
+    ),
+    "the factor of a group's rate in paddle": (
+        {"text": "import paddle\nopt = paddle.optimizer.SGD(0.1, parameters=[{'params': a}, {'params': b, "
+         "'learning_rate': 0.5}])\n", "stage": "update", "framework": "paddle",
+         "cause": Cause("learning_rate", "other rates", values=Both([0.1, 0.5], [0.1, 0.05]))},
+        ["-opt = paddle.optimizer.SGD(0.1, parameters=[{'params': a}, {'params': b, 'learning_rate': 0.5}])",
+         "+opt = paddle.optimizer.SGD(0.1, parameters=[{'params': a}, {'params': b, 'learning_rate': 5.0}])"],
+    ),
+    "clipping behind the step": (
+        {"text": LATE, "stage": "grad", "cause": Cause("clip_value", "the candidate does not")},
+        ["+        torch.nn.utils.clip_grad_value_(net.parameters(), 0.1)",
+         "-        torch.nn.utils.clip_grad_value_(net.parameters(), 0.1)"],
+    ),
+    "a model that stays in evaluation mode": (
+        {"text": LATE, "step": 2, "cause": Cause("mode", "one run trains where the other evaluates")},
+        ["+    net.train()"],
+    ),
+    "a weight of two layers": (
+        {"text": TIED, "framework": "paddle", "stage": "grad", "cause": Cause("tied", "two tensors"),
+         "lines": {"head": "self.head ="},
+         "own_layers": (Layer("tok", "tok", "embedding"), Layer("head", "head", "linear")),
+         "settings": (Difference("kept", Both("one tensor", "two tensors"), "grad", "tied",
+                                 parameters=Both(("head/weight", "tok/weight"), ("head/weight", "tok/weight"))),)},
+        ["-        self.head = nn.Linear(4, 9, bias_attr=False)", "-        return self.head(self.tok(x))",
+         "+        return paddle.matmul(self.tok(x), self.tok.weight, transpose_y=True)"],
+    ),
+    "a table": (
+        {"text": "self.register_buffer('m', paddle.tril(paddle.ones([4, 4]), diagonal=1), persistable=False)\n",
+         "reference": 'self.register_buffer("m", torch.tril(torch.ones(4, 4)), persistent=False)', "at": "tril",
+         "framework": "paddle", "cause": Cause("call_arguments", "made otherwise")},
+        ["-self.register_buffer('m', paddle.tril(paddle.ones([4, 4]), diagonal=1), persistable=False)",
+         "+self.register_buffer('m', paddle.tril(paddle.ones([4, 4])), persistable=False)"],
     ),
     "the reference's file": (
         {"text": "import numpy as np\nrng = np.random.default_rng(1)\n", "stage": "input",

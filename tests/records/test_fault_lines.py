@@ -123,7 +123,7 @@ def found(tmp_path_factory):
         return run
 
     def fault(program, before, after, port=""):
-        numbers = {PROGRAM: "program", TWO: "two", TORCH: "torch", HAND: "hand"}
+        numbers = {PROGRAM: "program", TWO: "two", TORCH: "torch", HAND: "hand", GAN: "gan"}
         number = numbers.get(program, f"other_{abs(hash(program))}")
         reference = recorded(number, program)
         changed = (port or program).replace("REFERENCE", reference.name)
@@ -176,6 +176,45 @@ def test_the_optimizer_of_the_parameters_is_shown(found):
     fault = found(TWO, line, line.replace("0.5", "0.9"))
     assert fault.places.candidate.code == line.replace("0.5", "0.9")
     assert fault.places.reference.code == line
+
+
+GAN = """
+import padiff, torch
+from torch import nn
+
+class Gan(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.gen, self.disc = nn.Linear(3, 4), nn.Linear(4, 1)
+
+torch.manual_seed(0)
+gan, bce = Gan(), nn.BCEWithLogitsLoss()
+opt = torch.optim.SGD(gan.parameters(), lr=0.1)
+with padiff.record(gan, "RUN", optimizer=opt) as rec:
+    for z, data in torch.randn(3, 2, 8, 4):
+        opt.zero_grad()
+        fake = gan.gen(z[:, :3])
+        real, made = gan.disc(data), gan.disc(fake.detach())
+        loss = bce(real, torch.full_like(real, 0.9)) + bce(made, torch.zeros_like(made))
+        loss.backward(retain_graph=True)
+        out = gan.disc(fake)
+        bce(out, torch.ones_like(out)).backward()
+        opt.step()
+        rec.try_dump()
+"""
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "code", "fix"),
+    [
+        ("torch.full_like(real, 0.9)", "torch.ones_like(real)", "torch.ones_like(real)", "torch.full_like(real, 0.9)"),
+        ("fake.detach()", "fake", "gan.disc(data), gan.disc(fake)", "gan.disc(fake.detach())"),
+    ],
+)
+def test_the_call_of_one_of_several_losses_is_shown(found, before, after, code, fix):
+    fault = found(GAN, before, after)
+    assert code in fault.places.candidate.code
+    assert fix in fault.fix.text
 
 
 HAND = """
@@ -251,6 +290,7 @@ with padiff.record(net, "RUN", optimizer=opt) as rec:
         ("loss = loss / accumulate", "loss = loss", "loss = loss", ""),
         ("        opt.zero_grad()\n", "", "scaler.step(opt)", "opt"),
         ("LayerNorm(width)", "LayerNorm(width, eps=1e-2)", "LayerNorm(width, eps=1e-2)", "eps=1e-05"),
+        ("torch.ones(width)", "torch.full((width,), 0.5)", "self.gain, self.eps", "torch.ones(width)"),
         ("theta=100.0", "theta=50.0", "def table(width, theta=50.0):", ""),
         ("eps=1e-5", "eps=1e-2", "def __init__(self, width, eps=1e-2):", "def __init__(self, width, eps=1e-5):"),
     ],

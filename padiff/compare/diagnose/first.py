@@ -57,7 +57,6 @@ from padiff.records import (
     TracedCall,
     is_functional,
 )
-from padiff.records.compared import UNKNOWN_LINES
 from padiff.records.diagnostic import is_same
 from padiff.system.frames import Frame
 from padiff.system.terminal import first_few
@@ -429,6 +428,7 @@ def described(diff: Diff, step: Sequence[Diff], evidence: Evidence, compute: boo
         cause = replace(cause, lines=_edited_lines(evidence) or cause.lines)
     if pair.stage == "input" and not pair.derived and (cause is None or not any(cause.lines)):
         place = Place(diff)  # other batches: the code that prepares them is not at fault
+    calls = _calls(place, evidence)
     first = FirstDiff(
         pair.step,
         pair.stage,
@@ -443,10 +443,8 @@ def described(diff: Diff, step: Sequence[Diff], evidence: Evidence, compute: boo
         call=_call(place),
         recomputed=which_side(scene, place, evidence) if compute else None,
         rank=_rank(place.diff.pair, scene, step),
-        stacks=_stacks(place, evidence),
-        code=UNKNOWN_LINES
-        if place.calls is None or place.calls.same is None
-        else place.calls.same.map(lambda call: call.line),
+        stacks=calls.map(_lines),
+        code=calls.map(lambda call: None if call is None else call.line),
     )
     return first, place
 
@@ -630,30 +628,28 @@ def _call(place: Place) -> str:
     return text if is_reference else f"{text} of the candidate"
 
 
-def _stacks(place: Place, evidence: Evidence) -> Both[tuple[str, ...]]:
-    """Return the stack of the call that a diff comes from, of either side's code; empty where no stack was recorded."""
-    pair = place.diff.pair
+def _calls(place: Place, evidence: Evidence) -> Both[TracedCall | None]:
+    """Return the call that a diff comes from, of either side's code; `None` where none was recorded."""
     if place.calls is not None and place.calls.same is not None:
-        return place.calls.same.map(_lines)
+        return place.calls.same
     if evidence.steps is None:
-        return NO_STACKS
+        return Both(None, None)
     try:
-        return evidence.steps.zip(pair.sides).map(lambda side: _stack(*side))
+        return evidence.steps.zip(place.diff.pair.sides).map(lambda side: _call_of(*side))
     except RunFolderError:
-        return NO_STACKS  # the trace is damaged; the figures stay valid
+        return Both(None, None)  # the trace is damaged; the figures stay valid
 
 
-def _stack(step: Step, record: Record | None) -> tuple[str, ...]:
-    """Return the stack of the call that a record belongs to: of a layer, or the only one of a function."""
+def _call_of(step: Step, record: Record | None) -> TracedCall | None:
+    """Return the call that a record belongs to: of a layer, or of a function; `None` if it is not known."""
     if record is None:
-        return ()
+        return None
     if is_functional(record.slot):
         name = record.slot.partition("()")[0]
-        of_function = [call for call in step.trace.calls if (call.layer, call.function) == (record.layer, name)]
-        return _lines(of_function[0]) if len(of_function) == 1 else ()
+        same = [call for call in step.trace.calls if (call.layer, call.function) == (record.layer, name)]
+        return next(iter(same if len(same) < 2 else same[record.call : record.call + 1]), None)
     site = record.layer, record.call
-    calls = (call for call in step.trace.calls if not call.function and (call.layer, call.call) == site)
-    return next(map(_lines, calls), ())
+    return next((call for call in step.trace.calls if not call.function and (call.layer, call.call) == site), None)
 
 
 def _edited_lines(evidence: Evidence) -> Both[Frame | None] | None:
@@ -669,8 +665,9 @@ def _edited_lines(evidence: Evidence) -> Both[Frame | None] | None:
     return alone.map(lambda found: found[0]) if [len(each) for each in alone] == [1, 1] else None
 
 
-def _lines(call: TracedCall) -> tuple[str, ...]:
-    return tuple(f"{frame.file}:{frame.line} {frame.function}" for frame in call.stack[: -_LINES - 1 : -1])
+def _lines(call: TracedCall | None) -> tuple[str, ...]:
+    stack = () if call is None else call.stack[: -_LINES - 1 : -1]
+    return tuple(f"{frame.file}:{frame.line} {frame.function}" for frame in stack)
 
 
 def _rank(pair: Pair, scene: DiffContext, step: Sequence[Diff]) -> int | None:

@@ -306,7 +306,8 @@ def dropped_terms(sheet: FormulaView) -> Iterator[Edit]:
                 if description is not None:
                     kind, name, text, rank = description
                     telling = kind not in _WHERE and not (kind == "term_missing" and not text.startswith(_SIDE))
-                    yield Edit(kind, name, text, {k: instead(operand)}, rank, at=k, telling=telling)
+                    values = Both(sheet.function(k), "")
+                    yield Edit(kind, name, text, {k: instead(operand)}, rank, at=k, telling=telling, values=values)
         if node.operation == "transpose" and len(node.given) == 1 and not sheet.is_parameter(node.given[0]):
             text = f"{sheet.where(k)} is left out: the axes are in another order"
             yield Edit("axes_order", "another order of axes", text, {k: instead(node.given[0])}, 2, at=k)

@@ -261,6 +261,13 @@ def not_detached(scene: DiffContext) -> Iterator[Cause]:
     )
     evidence = "without the further gradient, the gradients agree; both loops run as many backwards"
     lines = Both(cut.line if cut else None, None)
+    taker = None if cut is None else _taker(getattr(graphs, fewer), cut)
+    if taker is not None:
+        # The other side's call of the model that takes the output.
+        names = {getattr(each, fewer).path: getattr(each, more).path for each in scene.alignment.pairs}
+        site = names.get(taker.layer, taker.layer), taker.call
+        same = [c for c in getattr(steps, more).trace.calls if not c.function and (c.layer, c.call) == site]
+        lines = replace(lines, candidate=next((c.line for c in same), None))
     yield Cause(
         "not_detached",
         text,
@@ -295,6 +302,13 @@ def _cut_outputs(graph: Graph, record: Record) -> TracedCall | None:
         if call.layer == LOOP and call.function == "detach" and any(o.tensor in outputs for o in call.inputs):
             return call
     return None
+
+
+def _taker(graph: Graph, cut: TracedCall) -> TracedCall | None:
+    """Return the last call of a layer that takes what a call of detach gives: of the outermost such layer."""
+    tensors = {operand.tensor for operand in cut.outputs}
+    takers = [c for c in graph.trace.calls if not c.function and any(o.tensor in tensors for o in c.inputs)]
+    return min(takers, key=lambda c: c.layer.count("."), default=None)
 
 
 def _second_order(scene: DiffContext) -> Iterator[Cause]:

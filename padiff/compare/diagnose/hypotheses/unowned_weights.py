@@ -699,7 +699,14 @@ def start_hypotheses(scene: DiffContext) -> Iterator[Hypothesis | Cause]:
     if sides is not None and sides.reference.shape == sides.candidate.shape and np.isfinite(sides.candidate).all():
         yield from _changed_start(scene, sides)
     if not _is_buffer(scene, scene.diff):
-        yield Cause("start_weights", _others(scene), True, "they differ before the first step", _MEND)
+        filled = "" if sides is None else _filled(scene, sides)
+        yield Cause(
+            "start_weights",
+            filled or _others(scene),
+            True,
+            "they differ before the first step",
+            "" if filled else _MEND,
+        )
 
 
 _MEND = "padiff.start_from(reference_run, candidate_model), or one checkpoint for both, before training"
@@ -777,6 +784,15 @@ def _of_another(scene: DiffContext, sides: Both[np.ndarray], head: str) -> Itera
 
         text = f"{head} the reference's {layer}/{slot}: layers in another order"
         yield Hypothesis("weight_of_another_layer", "another layer's weight", text, predict, tried=size)
+
+
+def _filled(scene: DiffContext, sides: Both[np.ndarray]) -> str:
+    """Return text on a weight that each run fills with one number, where all other weights are equal; else nothing."""
+    wrong = [each for each in scene.diffs("weight") if each.compared and not each.passed]
+    if len(wrong) > 1 or not all(side.size and side.min() == side.max() for side in sides):
+        return ""
+    slot, numbers = scene.diff.pair.anchor.slot, sides.map(lambda side: float(side.flat[0]))
+    return f"the start value of {slot} is {numbers.candidate:.6g} for the reference's {numbers.reference:.6g}"
 
 
 def _others(scene: DiffContext) -> str:
