@@ -6,6 +6,7 @@ import re
 import textwrap
 import unicodedata
 from collections.abc import Iterator
+from itertools import chain
 from typing import NamedTuple
 
 from padiff.records.diagnostic import BriefFault, CodeLine, Diagnostic
@@ -169,8 +170,9 @@ def _fault_lines(fault: BriefFault, page: _Page) -> Iterator[Line]:
     # The file and the line stand in the first lines that a reader sees, however long the cause is.
     yield from [*causes, *code] if len(causes) <= _SHORT else [*code, *causes]
     if fault.fix is not None:
-        for k, text in enumerate(fault.fix.text.split("\n")):
-            yield [_label("fix" if not k else "", page), Part(page.say(text), FIX)]
+        texts = (_wrapped(page.say(text), page.width - _LABEL) for text in fault.fix.text.split("\n"))
+        for k, text in enumerate(chain.from_iterable(texts)):
+            yield [_label("fix" if not k else "", page), Part(text, FIX)]
     if fault.size:
         yield from _labelled("size", fault.size, page)
 

@@ -519,7 +519,7 @@ def _detached_targets(fault: Fault, project: Project) -> Iterator[Proposal]:
     groups = [targets] if len(targets) > 1 else []
     for group in [*groups, *([each] for each in targets)][:_MOST]:
         edits = tuple(_around(source, node, "", ".detach()") for source, node in group)
-        yield Proposal(edits, "the target of the loss is detached", _GUESSED)
+        yield Proposal(edits, "the target of the loss is detached", _GUESSED, True)
 
 
 def _reordered(fault: Fault, project: Project) -> Iterator[Proposal]:
@@ -686,7 +686,8 @@ def _branches(fault: Fault, project: Project) -> Iterator[Proposal]:
             line_removed(source, first),
             Edit(source.file, *source.span(argument), source.code(first.value)),
         )
-        yield Proposal(edits, f"the sum takes `{name}` as it is before `{source.code(first.value.func)}`", _GUESSED)
+        words = f"the sum takes `{name}` as it is before `{source.code(first.value.func)}`"
+        yield Proposal(edits, words, _GUESSED, True)
 
 
 def _block(source: Source, statement: ast.stmt) -> list[ast.stmt]:

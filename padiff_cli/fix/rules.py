@@ -346,7 +346,7 @@ class Rules(Drafts):
         for source, call in self._project.calls("detach"):
             if isinstance(call.func, ast.Attribute):
                 change = Change("unwrap", call, "detach", None, call.func.value)
-                yield from self._written(source, Match(0.0), [change], LINES + 0.5)
+                yield from self._written(source, Match(0.0), [change], LINES + 0.6)
 
     def _numbers(self) -> Iterator[Proposal]:
         """Yield the reference's number in the place of the candidate's, where the cause names both."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -19,6 +20,7 @@ from padiff.records.diagnostic import BriefFix, Propose, position_text
 from padiff.system.construction import is_here
 from padiff.system.frames import Frame
 from padiff.system.terminal import printable
+from padiff_cli.fix.drafts import LINES
 from padiff_cli.fix.fault import Fault
 from padiff_cli.fix.rules import Rules
 from padiff_cli.fix.source import Edit, Project, Proposal
@@ -40,7 +42,10 @@ _SEEDING = (
     "set_seed",
 )
 # Largest weight of a proposal that is shown before it is tried: what a cause names, and one change of two like lines.
-_SHOWN = 2.5
+# Proposals whose weights differ by less are as likely.
+_SHOWN, _ALIKE = 2.5, 0.02
+# Share of the tokens of a line that an edit leaves, at least.
+_LIKE = 0.5
 # Steps that a trial trains beyond the fault's, and the smallest number of steps for which a run is shortened.
 _BEHIND, _SHORT = 4, 12
 
@@ -334,9 +339,10 @@ def proposing(report: Report, reference: str) -> Propose | None:
         if first.cause is None or first.cause.kind in ("unknown", "start_weights"):
             return None  # the cause's own fix also says what else helps
         fault = Fault(first, models, reference, reference_code, report.settings_differ)
-        best = Rules(fault, project).proposals()[:2]
-        is_sure = bool(best) and best[0].weight <= _SHOWN and (len(best) == 1 or best[0].weight < best[1].weight)
-        return _shown(project, best[0], first.cause.proven) if is_sure else None
+        named = [each for each in Rules(fault, project).proposals() if not each.guessed and each.weight <= _SHOWN]
+        # The places of one rule have about the same weight: which one it is cannot be said.
+        is_sure = len(named) == 1 or (len(named) > 1 and named[1].weight - named[0].weight > _ALIKE)
+        return _shown(project, named[0], first.cause.proven) if is_sure else None
 
     return propose
 
@@ -352,9 +358,15 @@ def _shown(project: Project, proposal: Proposal, proven: bool) -> BriefFix | Non
     lines = [("" if source is None else source.text).split("\n"), content.decode().split("\n")]
     matcher = difflib.SequenceMatcher(a=lines[0], b=lines[1], autojunk=False)
     blocks = [each for each in matcher.get_opcodes() if each[0] != "equal"]
-    added = "; ".join(line.strip() for each in blocks for line in lines[1][each[3] : each[4]] if line.strip())
+    old = [line for _, start, end, _, _ in blocks for line in lines[0][start:end]]
+    new = [line for _, _, _, start, end in blocks for line in lines[1][start:end]]
+    tokens = [re.findall(r"\w+|\S", " ".join(side)) for side in (old, new)]
+    alike = difflib.SequenceMatcher(a=tokens[0], b=tokens[1], autojunk=False).ratio()
+    if proposal.weight >= LINES and alike < _LIKE:
+        return None  # the reference's line is about something else
+    added = "; ".join(line.strip() for line in new if line.strip())
     at = blocks[0][1]
-    is_line = len(blocks) == 1 and [blocks[0][2] - at, blocks[0][4] - blocks[0][3]] == [1, 1]
+    is_line = len(blocks) == len(old) == len(new) == 1
     words = "" if is_line and lines[0][at].strip() != added else proposal.words
     remark = "; ".join(filter(None, (words, "" if proven else "not checked")))
     text = printable(f"{added}  # {remark}" if remark else added)
