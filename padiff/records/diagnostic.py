@@ -433,6 +433,11 @@ def _lines_of(first: FirstDiff, models: Models) -> Both[Frame | None]:
     if first.inside and _is_leaf(first.reference, models) and (about.candidate or called.candidate) == called.candidate:
         # Of a layer of the framework's, the call says nothing that the construction does not.
         about = written(made).zip(about).map(lambda side: side[0] or side[1])
+    above = [str(path).rpartition(".")[0] for path in (first.reference, first.candidate)]
+    kinds = models.layers.zip(Both(*above)).map(lambda side: {each.kind for each in side[0] if each.path == side[1]})
+    is_next = above[0] == first.last_agreeing.rpartition(".")[0]
+    if first.stage == "forward" and is_next and all(made) and all("sequential" in each for each in kinds):
+        return written(made)  # its layers follow each other in the order in which they are made
     if any(about):
         read = _attributes(models.lines, called, first)
         if read != called and read.candidate is not None and _is_computed(read.candidate.code):
@@ -591,7 +596,7 @@ def _role(first: FirstDiff, kind: str) -> tuple[str, ...]:
         return "@clip", *before, "optimizer.0"
     if kind in _OF_STEP:
         return _OF_STEP[kind]
-    if kind == "learning_rate" and first.extent is not None and first.extent.agreed is not None:
+    if kind == "learning_rate" and (first.step if first.extent is None else first.extent.agreed is not None):
         return "@scheduler", "optimizer.0"
     if kind in _OF_LOADER:
         return ("@loader",)

@@ -539,9 +539,11 @@ def _reordered(fault: Fault, project: Project) -> Iterator[Proposal]:
             items = node.elts if isinstance(node, ast.List) else []
             if isinstance(node, ast.Call) and last_name(node.func) == "Sequential":
                 items = node.args
-            for former, latter in pairwise(items):
-                if isinstance(former, ast.Call) and isinstance(latter, ast.Call):
-                    texts.append(_exchanged(source, former, latter))
+            pairs = [pair for pair in pairwise(items) if all(isinstance(each, ast.Call) for each in pair)]
+            # The activation that comes too early, if the items name it.
+            name = str(fault.values.candidate).lower().replace("_", "")
+            early = [pair for pair in pairs if last_name(getattr(pair[0], "func", pair[0])).lower() == name]
+            texts += [_exchanged(source, *pair) for pair in early or pairs]
             inner = node.args[0] if isinstance(node, ast.Call) and len(node.args) == 1 else None
             is_value = not isinstance(source.parents.get(node), ast.Expr)
             if is_value and isinstance(node, ast.Call) and isinstance(inner, ast.Call) and len(inner.args) == 1:

@@ -71,13 +71,20 @@ class LoopRules(Drafts):
                 end = source.span(call.func)[1]
                 edit = Edit(source.file, end - len("eval"), end, "train")
                 yield Proposal((edit,), "the model is set to train", CALLS)
-        # A model that evaluates since a later step was not set back.
-        for source, step, _ in self._optimizer_steps() if self._first.step else ():
-            loop, model = source.parents.get(step), _model_of(source, step)
-            if isinstance(loop, (ast.For, ast.While)) and model:
-                is_inner = not isinstance(source.parents.get(loop), ast.Module)
-                edit = line_before(source, loop if is_inner else loop.body[0], f"{model}.train()")
-                yield Proposal((edit,), "the model is set to train before it trains on", CALLS - 0.1)
+        # A model that evaluates since a later step was not set back; one that never evaluates is set before the loop.
+        set_by = re.fullmatch(r"model((?:\.\w+)*\.)(train|eval)\(\)", self._fault.fix)
+        path, mode = ("", "") if set_by is None else set_by.groups()
+        made = self._project.statement_at(self._models.lines.candidate.get(ROOT))[1]
+        for source, step, _ in self._optimizer_steps() if mode == "eval" or (mode and self._first.step) else ():
+            loop = source.parents.get(step)
+            is_script = isinstance(loop, (ast.For, ast.While)) and source.function(loop) is None
+            root = dotted(made.targets[0]) if isinstance(made, ast.Assign) and is_script else ""
+            name = _model_of(source, step) if mode == "train" else root
+            if isinstance(loop, (ast.For, ast.While)) and name:
+                is_inner = mode == "eval" or not isinstance(source.parents.get(loop), ast.Module)
+                edit = line_before(source, loop if is_inner else loop.body[0], f"{name}{path}{mode}()")
+                words = "train before it trains on" if mode == "train" else "evaluate before the loop"
+                yield Proposal((edit,), f"the model is set to {words}", CALLS - 0.1)
 
     def _zeroing(self) -> Iterator[Proposal]:
         """Yield moves and additions of the call that zeroes gradients."""

@@ -437,7 +437,7 @@ CASES = {
          "-        torch.nn.utils.clip_grad_value_(net.parameters(), 0.1)"],
     ),
     "a model that stays in evaluation mode": (
-        {"text": LATE, "step": 2, "cause": Cause("mode", "one run trains where the other evaluates")},
+        {"text": LATE, "step": 2, "cause": Cause("mode", "one run evaluates", fix="model.train()")},
         ["+    net.train()"],
     ),
     "a weight of two layers": (

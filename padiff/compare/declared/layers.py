@@ -12,6 +12,7 @@ from padiff.frameworks.catalog import LAYERS, OPTIMIZERS, SPELLINGS, ArgumentNam
 from padiff.frameworks.settings import LAYER_SETTINGS
 from padiff.model import equivalents
 from padiff.records import ROOT, Both, Difference, Layer
+from padiff.records.recorded import is_below
 from padiff.system.code import literal
 
 # How many parameters a line names.
@@ -326,22 +327,26 @@ def mode_differences(
     modes = settings.map(modes_of)
     if modes.reference is None or modes.candidate is None:
         return
-    for pair in alignment.pairs:
-        if pair.reference.path not in called.reference or pair.candidate.path not in called.candidate:
-            continue
-        training = Both(
-            trains(pair.reference, *modes.reference),
-            trains(pair.candidate, *modes.candidate),
-        )
-        if training.reference != training.candidate and any(has_modes(layer) for layer in pair):
-            path = pair.candidate.path
+    pairs = [
+        (pair, Both(trains(pair.reference, *modes.reference), trains(pair.candidate, *modes.candidate)))
+        for pair in alignment.pairs
+        if pair.reference.path in called.reference and pair.candidate.path in called.candidate
+        if any(has_modes(layer) for layer in pair)
+    ]
+    alike = [pair.candidate.path for pair, training in pairs if training.reference == training.candidate]
+    for pair, training in pairs:
+        if training.reference != training.candidate:
+            # The outermost layer in which none has the right mode.
+            parts = [] if pair.candidate.path == ROOT else pair.candidate.path.split(".")
+            above = [ROOT, *(".".join(parts[:k]) for k in range(1, len(parts)))]
+            whole = (path for path in above if not any(path == ROOT or is_below(each, path) for each in alike))
             yield Difference(
                 "mode",
                 training.map(lambda on: "train" if on else "eval"),
                 "forward",
                 "mode",
                 about=_sides(pair),
-                fix=_mode_fix(path, training.reference),
+                fix=_mode_fix(next(whole, pair.candidate.path), training.reference),
                 layers=pair.map(lambda layer: (layer.path,)),
             )
 

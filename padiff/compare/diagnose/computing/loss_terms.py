@@ -265,10 +265,10 @@ def described(
         kinds.append(kind)
     places = [k for k, each in enumerate(ratios) if each != 1.0]
     partner = None if other is None else _partner(own, other, places)
-    line = own.sheet.line(_tops(own, places)[0])
+    line = _line(own, places, kinds[0])
     other_line = None if sheet is None else sheet.line(sheet.last)
     if other is not None and partner is not None:
-        other_line = other.sheet.line(_tops(other, partner)[0]) or other_line
+        other_line = _line(other, partner, kinds[0]) or other_line
     return kinds[0], "; ".join(texts), Both(line, other_line).swapped(surplus)
 
 
@@ -277,6 +277,13 @@ def _calls_as_many(own: Terms, sheet: FormulaView, places: Sequence[int]) -> boo
     functions = {own.sheet.function(node) for node in _tops(own, places)}
     counts = [sum(call.function in functions for call in view.graph.trace.calls) for view in (own.sheet, sheet)]
     return all(map(is_loss, functions)) and 0 < counts[0] <= counts[1]
+
+
+def _line(terms: Terms, places: Sequence[int], kind: str) -> Frame | None:
+    """Return the line of the call that makes a number of some terms, or of the division of that number."""
+    top, sheet = _tops(terms, places)[0], terms.sheet
+    dividing = [k for k in sorted(sheet.below(top, 1)) if sheet.nodes[k].operation == "div" and kind == "reduction"]
+    return sheet.line(next(iter(dividing), top))
 
 
 def _times(ratio: float) -> str:
