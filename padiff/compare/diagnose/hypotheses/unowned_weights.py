@@ -22,6 +22,7 @@ from padiff.compare.diagnose.hypotheses.diff_context import (
 )
 from padiff.compare.diagnose.hypotheses.hypothesis import NEAR, WORST, Hypothesis, Prediction
 from padiff.compare.judge.limits import is_running
+from padiff.frameworks.catalog import LAYERS
 from padiff.model import equivalents
 from padiff.records import ROOT, SIDES, Both, Cause, Diff, Pair
 from padiff.system.terminal import first_few
@@ -787,9 +788,15 @@ def _of_another(scene: DiffContext, sides: Both[np.ndarray], head: str) -> Itera
 
 
 def _filled(scene: DiffContext, sides: Both[np.ndarray]) -> str:
-    """Return text on a weight that each run fills with one number, where all other weights are equal; else nothing."""
+    """Return text on a weight of a class of the user's that each run fills with one number, where all other weights are
+    equal; else nothing.
+    """
     wrong = [each for each in scene.diffs("weight") if each.compared and not each.passed]
-    if len(wrong) > 1 or not all(side.size and side.min() == side.max() for side in sides):
+    kinds = {name.lower() for names in LAYERS.values() for name in names}
+    is_own = scene.layers is not None and all(
+        layer.kind not in kinds for layer in (scene.layers.reference, scene.layers.candidate)
+    )
+    if not is_own or len(wrong) > 1 or not all(side.size and side.min() == side.max() for side in sides):
         return ""
     slot, numbers = scene.diff.pair.anchor.slot, sides.map(lambda side: float(side.flat[0]))
     return f"the start value of {slot} is {numbers.candidate:.6g} for the reference's {numbers.reference:.6g}"
