@@ -38,7 +38,7 @@ from padiff.records import (
     where_lines,
 )
 from padiff.records.declared import environment_text
-from padiff.records.diagnostic import Propose, diagnostic_of
+from padiff.records.diagnostic import diagnostic_of
 from padiff.records.diagnostic_text import CERTAINTY, FIX, LABEL, MARK, OUTCOME, PLACE, diagnostic_lines
 from padiff.records.diagnostic_text import QUIET as SECONDARY
 from padiff.records.report_text import HERE, verdict_sentences
@@ -55,7 +55,6 @@ def print_report(
     top: int | None = None,
     details: bool = False,
     runs: Both[str] | None = None,
-    propose: Propose | None = None,
 ) -> None:
     """Print a report: the diagnostic, and with details a row for each stage, failed diffs, trees, coverage and verdict.
 
@@ -66,10 +65,9 @@ def print_report(
         top: with details, list this many diffs, sorted by how far they are beyond their limits.
         details: True to print more than the diagnostic. `everything` and `top` do so, too.
         runs: paths of both run folders, for the commands that the diagnostic names; `None` if they are in no folder.
-        propose: as in `diagnostic_of`.
     """
     to = None if writes_chinese(console.encoding) else "en"
-    for line in diagnostic_lines(diagnostic_of(report, runs, propose=propose), min(console.width, WIDEST), to):
+    for line in diagnostic_lines(diagnostic_of(report, runs), min(console.width, WIDEST), to):
         text = Text()
         for part in line:
             text.append(part.text, STYLES[report.outcome] if part.role == OUTCOME else _ROLES.get(part.role, ""))

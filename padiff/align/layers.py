@@ -375,11 +375,11 @@ def _idle(infos: Both[RunInfo], seen: Both[RuntimeEvidence], mapped: Collection[
     """
     held_models = Both(*map(_idle_models, infos, seen))
     for swapped in (False, True):
-        (own, others), (info, other) = held_models.swapped(swapped), infos.swapped(swapped)
-        paths = tuple(layer.path for layer in info.layers if layer.path.partition(".")[0] in own)
-        if not own or others or not {*paths}.isdisjoint(mapped):
+        (idle, others), (info, others_info) = held_models.swapped(swapped), infos.swapped(swapped)
+        paths = tuple(layer.path for layer in info.layers if layer.path.partition(".")[0] in idle)
+        if not idle or others or not {*paths}.isdisjoint(mapped):
             continue
-        if not _shapes(other, ()) - _shapes(info, paths):
+        if not _shapes(others_info, ()) - _shapes(info, paths):
             yield Entry(*Both(paths, ()).swapped(swapped))
 
 

@@ -227,33 +227,33 @@ def masked(trace: Trace, call: TracedCall, largest: bool | None = None) -> Mask 
     size, rows = scores[axis], math.prod(scores) // max(scores[axis], 1)
     first, falls = _first(trace, call), is_descending(call.function, call.arguments)
     ranks = {o.tensor: (first or 0, 1 if first is not None else call.choice.chosen) for o in call.outputs[:1]}
-    for other in trace.calls:
-        mask_of = [operand.tensor for operand in other.inputs if operand.tensor in ranks]
-        if len(mask_of) != 1 or not other.outputs:
+    for later in trace.calls:
+        mask_of = [operand.tensor for operand in later.inputs if operand.tensor in ranks]
+        if len(mask_of) != 1 or not later.outputs:
             continue
         start, count = ranks[mask_of[0]]
-        shapes = [trace.tensors[operands[0].tensor].shape for operands in (other.inputs, other.outputs)]
-        if other.function in COMPARISONS and count == 1 and len(other.inputs) == 2:
-            at = [operand.tensor for operand in other.inputs]
+        shapes = [trace.tensors[operands[0].tensor].shape for operands in (later.inputs, later.outputs)]
+        if later.function in COMPARISONS and count == 1 and len(later.inputs) == 2:
+            at = [operand.tensor for operand in later.inputs]
             if call.inputs[0].tensor not in at:
                 continue
-            takes_largest = (other.function in ("gt", "ge")) == (at[0] == call.inputs[0].tensor)
-            from_start, strict = takes_largest == falls, other.function in ("gt", "lt")
+            takes_largest = (later.function in ("gt", "ge")) == (at[0] == call.inputs[0].tensor)
+            from_start, strict = takes_largest == falls, later.function in ("gt", "lt")
             taken_count = start + 1 - strict if from_start else size - start - strict
-            mask = Mask(taken_count, takes_largest, start, strict, other.line)
+            mask = Mask(taken_count, takes_largest, start, strict, later.line)
             if largest in (None, takes_largest):
                 return mask
             return mask._replace(places=size - taken_count, largest=not takes_largest, strict=not strict)
-        if other.function == "getitem" and len(shapes[0]) == len(scores):
-            key, part = _key_at(other, len(scores), axis), math.prod(shapes[1]) // max(rows, 1)
+        if later.function == "getitem" and len(shapes[0]) == len(scores):
+            key, part = _key_at(later, len(scores), axis), math.prod(shapes[1]) // max(rows, 1)
             begin = key if isinstance(key, int) else (key or "?").partition(":")[0] or "0"
             if str(begin).lstrip("-").isdigit() and str(key).count(":") < 2:
-                ranks[other.outputs[0].tensor] = start + int(begin) % max(count, 1), part
-        elif other.function in _HAND_ON:
-            if other.function in ("min", "amin") and falls and math.prod(shapes[1]) == rows:
+                ranks[later.outputs[0].tensor] = start + int(begin) % max(count, 1), part
+        elif later.function in _HAND_ON:
+            if later.function in ("min", "amin") and falls and math.prod(shapes[1]) == rows:
                 start, count = start + count - 1, 1
             if count == 1:
-                ranks[other.outputs[0].tensor] = start, count
+                ranks[later.outputs[0].tensor] = start, count
     return None
 
 
@@ -346,26 +346,26 @@ def _paired(choosers: Both[list[_Chooser]], alignment: Alignment) -> Iterator[Bo
                 yield Both([here], [partner])
 
 
-def _of_several(some: Sequence[_Chooser], others: Sequence[_Chooser]) -> Iterator[Both[list[_Chooser]]]:
+def _of_several(choosers: Sequence[_Chooser], others: Sequence[_Chooser]) -> Iterator[Both[list[_Chooser]]]:
     """Yield calls that rank as many places, in order: as many rows by one call of one side, by several of the other."""
-    while some and others and some[0].choice.chosen:
+    while choosers and others and choosers[0].choice.chosen:
         counts = [1, 1]
-        sides = some, others
-        if some[0].rows != others[0].rows and some[0].scores == others[0].scores:
-            yield Both([some[0]], [others[0]])  # one ranks them along another axis
-            some, others = some[1:], others[1:]
+        sides = choosers, others
+        if choosers[0].rows != others[0].rows and choosers[0].scores == others[0].scores:
+            yield Both([choosers[0]], [others[0]])  # one ranks them along another axis
+            choosers, others = choosers[1:], others[1:]
             continue
         while (rows := [side[0].rows * count for side, count in zip(sides, counts)])[0] != rows[1]:
             counts[rows[0] > rows[1]] += 1
             if any(count > len(side) for side, count in zip(sides, counts)):
                 return
-        parts = Both(some[: counts[0]], others[: counts[1]])
+        parts = Both(choosers[: counts[0]], others[: counts[1]])
         if min(counts) > 1 or any(len({each.key for each in side}) > 1 for side in parts):
             return
-        if some[0].key[1] != others[0].key[1] or some[0].first != others[0].first:
+        if choosers[0].key[1] != others[0].key[1] or choosers[0].first != others[0].first:
             return
         yield parts.map(list)
-        some, others = some[counts[0] :], others[counts[1] :]
+        choosers, others = choosers[counts[0] :], others[counts[1] :]
 
 
 def _alike(choosers: Sequence[_Chooser], others: Sequence[_Chooser]) -> bool:
@@ -617,10 +617,10 @@ def _has_moved(scores: Both[np.ndarray], places: np.ndarray, flipped: np.ndarray
     if (~places).sum() <= _FEW:
         return False
     errors = []
-    for rest in (scores, scores.map(lambda side: np.where(places, np.nan, side))):
-        known = _in_one_form(_masked(rest), flipped)
-        distance = np.abs(known.candidate - known.reference)[~flipped]
-        errors.append(_rms(distance) / (_rms(known.reference) or math.inf))
+    for scored in (scores, scores.map(lambda side: np.where(places, np.nan, side))):
+        values = _in_one_form(_masked(scored), flipped)
+        distance = np.abs(values.candidate - values.reference)[~flipped]
+        errors.append(_rms(distance) / (_rms(values.reference) or math.inf))
     return errors[0] > max(allowed(dtype, "forward"), _NEARER * errors[1])
 
 
@@ -896,8 +896,8 @@ def _compared(traces: Both[Trace], calls: Both[TracedCall], limit: float) -> tup
     shift = 0.0
     if same and numbers.reference is not None and numbers.candidate is not None:
         shift = abs(numbers.candidate - numbers.reference)
-    whole = errors.size > 0 and all(source is not None and not source.sketched for source in sources)
-    return shift, size, whole and float(np.median(errors)) > limit * size
+    complete = errors.size > 0 and all(source is not None and not source.sketched for source in sources)
+    return shift, size, complete and float(np.median(errors)) > limit * size
 
 
 def _picture(source: TensorSource | None) -> np.ndarray:
@@ -949,15 +949,20 @@ def _parts(trace: Trace, call: TracedCall) -> set[tuple[int | None, int]]:
     parts: set[tuple[int | None, int]] = set()
     if not isinstance(axis, int) or not -len(shape) <= axis < len(shape):
         return parts
-    for other in trace.calls:
-        if other.function in _SLICES and other.inputs and other.inputs[0].tensor in outputs and len(other.inputs) == 1:
-            part, key = trace.tensors[other.outputs[0].tensor].shape, _key_at(other, len(shape), axis)
+    for slicing in trace.calls:
+        if (
+            slicing.function in _SLICES
+            and slicing.inputs
+            and slicing.inputs[0].tensor in outputs
+            and len(slicing.inputs) == 1
+        ):
+            part, key = trace.tensors[slicing.outputs[0].tensor].shape, _key_at(slicing, len(shape), axis)
             if isinstance(key, int) and len(part) == len(shape) - 1:
                 parts.add((key % shape[axis], 1))
             elif len(part) == len(shape) and part[axis] < shape[axis]:
-                start, _, rest = (key if isinstance(key, str) else "?").partition(":")
-                known = ":" not in rest and (not start or start.isdigit())
-                parts.add((int(start or 0) if known else None, part[axis]))
+                start, _, end = (key if isinstance(key, str) else "?").partition(":")
+                plain = ":" not in end and (not start or start.isdigit())
+                parts.add((int(start or 0) if plain else None, part[axis]))
     return parts
 
 
@@ -1025,10 +1030,10 @@ def _by_host(call: TracedCall) -> bool:
 def _joined_tables(trace: Trace, calls: Sequence[TracedCall]) -> Tables | None:
     """Return the recorded tensors of the choices of several calls, those of one after those of the other."""
     tables = [tables_of(trace, call) for call in calls]
-    known = [(table.scores, table.places, table.picked) for table in tables if table is not None]
-    if len(known) < len(calls) or any(len({array.shape[1] for array in arrays}) > 1 for arrays in zip(*known)):
+    complete = [(table.scores, table.places, table.picked) for table in tables if table is not None]
+    if len(complete) < len(calls) or any(len({array.shape[1] for array in arrays}) > 1 for arrays in zip(*complete)):
         return None
-    return tables[0] if len(calls) == 1 else Tables(*(np.concatenate(arrays) for arrays in zip(*known)))
+    return tables[0] if len(calls) == 1 else Tables(*(np.concatenate(arrays) for arrays in zip(*complete)))
 
 
 def tables_of(trace: Trace, call: TracedCall) -> Tables | None:

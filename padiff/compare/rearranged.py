@@ -523,10 +523,10 @@ def _is_joined(diff: Diff, steps: Both[Step]) -> bool:
         ]
         for record, step in zip(diff.pair.sides, steps)
     ]
-    parts, whole = sorted(outputs, key=len, reverse=True)
-    if len(whole) != 1 or len(parts) < _LEAST or any(r.source.sketched for r in (*parts, *whole)):
+    parts, single = sorted(outputs, key=len, reverse=True)
+    if len(single) != 1 or len(parts) < _LEAST or any(r.source.sketched for r in (*parts, *single)):
         return False
-    joined, pieces = np.asarray(whole[0].value), [np.asarray(r.value) for r in parts]
+    joined, pieces = np.asarray(single[0].value), [np.asarray(r.value) for r in parts]
     if joined.size != sum(piece.size for piece in pieces):
         return False
     for axis, extent in enumerate(joined.shape):

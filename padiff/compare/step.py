@@ -129,23 +129,23 @@ def with_magnified(diffs: StepDiffs, step: Step, run: Run) -> StepDiffs:
         for call in trace.calls
         if call.layer == LOOP and any(operand.tensor in magnified for operand in call.inputs)
     }
-    made, errors = list(diffs), dict[tuple[str, int], float]()
+    judged_diffs, errors = list(diffs), dict[tuple[str, int], float]()
     for place in failed:
-        call = sites.slots[place].partition(".")[0], made[place].pair.anchor.call
-        judged, error = made[place].judgement, float(diffs.relative[place])
+        call = sites.slots[place].partition(".")[0], judged_diffs[place].pair.anchor.call
+        judged, error = judged_diffs[place].judgement, float(diffs.relative[place])
         if sites.stages[place] != "loss" or judged is None or not (call in losses or facts.losses[place]):
             continue
         if facts.into_loss[place]:
-            bulk = _without_few(made[place])
+            bulk = _without_few(judged_diffs[place])
             if bulk <= judged.limit and diffs.rows["max_abs"][place] <= most:
-                made[place] = made[place].judged(True, Figure.BULK, bulk, judged.limit, judged.rule)
+                judged_diffs[place] = judged_diffs[place].judged(True, Figure.BULK, bulk, judged.limit, judged.rule)
                 errors[call] = max(errors.get(call, 0.0), error)
             continue
         # A loss that the loop logs is made of any of those.
         largest = max(errors.values(), default=0.0) if facts.losses[place] else errors.get(call, 0.0)
         if error <= (limit := limits.LOSS_OF_OUTPUTS * largest):
-            made[place] = made[place].judged(True, Figure.REL_L2, error, limit, Rule.OUTPUTS)
-    return diffs.replaced(made)
+            judged_diffs[place] = judged_diffs[place].judged(True, Figure.REL_L2, error, limit, Rule.OUTPUTS)
+    return diffs.replaced(judged_diffs)
 
 
 def _without_few(diff: Diff) -> float:

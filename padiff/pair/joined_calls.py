@@ -151,7 +151,7 @@ def joined_calls(steps: Both[Step], pairs: Sequence[tuple[str, str]]) -> JoinedC
 
 
 def _with_repeats_merged(
-    steps: Both[Step], paths: tuple[str, str], indexes: Both[_Inputs], rest: Both[list[Record]], merged: set[str]
+    steps: Both[Step], paths: tuple[str, str], indexes: Both[_Inputs], left_alone: Both[list[Record]], merged: set[str]
 ) -> Both[Step]:
     """Merge calls of a layer by which a loop computes the same again, where the loops make other numbers of calls.
 
@@ -160,7 +160,7 @@ def _with_repeats_merged(
 
     Args:
         indexes: the outputs of all layers of each step.
-        rest, merged: get the records that are left alone, and the paths.
+        left_alone, merged: get the records that are left alone, and the paths.
     """
     outputs = Both(*(_without_functions(index.get(path, {})) for index, path in zip(indexes, paths)))
     if not all(0 < len(side) <= _MOST_CALLS for side in outputs):
@@ -175,40 +175,45 @@ def _with_repeats_merged(
         if partner is not None:
             numbers.reference.update(dict.fromkeys(repeats, first))
             numbers.candidate.update(dict.fromkeys(candidate.pop(partner), first))
-    if all(known == {call: call for call in side} for known, side in zip(numbers, outputs)):
+    if all(renumbered == {call: call for call in side} for renumbered, side in zip(numbers, outputs)):
         return steps
     records = steps.zip(Both(*paths)).map(lambda side: [r for r in side[0].records if r.layer == side[1]])
     learning = records.map(lambda side: {r.call for r in side if r.stage == "backward"})
-    if not numbers.reference or not all(side <= known.keys() for side, known in zip(learning, numbers)):
+    if not numbers.reference or not all(side <= renumbered.keys() for side, renumbered in zip(learning, numbers)):
         return steps
     if any(r.source.sketched and r.stage == "backward" for side in records for r in side):
         return steps  # sketches do not add up
     merged |= {*paths}
-    return Both(*(_merged(step, path, known, alone) for step, path, known, alone in zip(steps, paths, numbers, rest)))
+    return Both(
+        *(
+            _merged(step, path, renumbered, alone)
+            for step, path, renumbered, alone in zip(steps, paths, numbers, left_alone)
+        )
+    )
 
 
-def _merged(step: Step, path: str, numbers: dict[int, int], rest: list[Record]) -> Step:
-    """Return a step with calls of a layer merged and renumbered; what is left of them goes to ``rest``."""
-    kept: list[Record] = []
+def _merged(step: Step, path: str, numbers: dict[int, int], left_alone: list[Record]) -> Step:
+    """Return a step with calls of a layer merged and renumbered; what is left of them goes to ``left_alone``."""
+    records_of_step: list[Record] = []
     groups: dict[tuple[str, str, int], list[Record]] = defaultdict(list)
     for record in step.records:
         if record.layer != path or record.stage in PARAMETER_STAGES or is_functional(record.slot):
-            kept.append(record)
+            records_of_step.append(record)
         elif record.call in numbers:
             groups[record.stage, asked_output(record), numbers[record.call]].append(record)
         else:
-            rest.append(record)
+            left_alone.append(record)
     for (stage, slot, number), records in groups.items():
         if any("@" in record.slot for record in records):  # gradients of several backwards do not all add up
             records.sort(key=lambda record: record.order)
             names = [f"{slot}@{nth}" if nth else slot for nth in range(len(records))]
-            kept += [replace(record, call=number, slot=name) for record, name in zip(records, names)]
+            records_of_step += [replace(record, call=number, slot=name) for record, name in zip(records, names)]
             continue
         adds = stage == "backward" and len(records) > 1
         source = Sum(tuple(record.source for record in records)) if adds else records[0].source
-        kept.append(replace(records[0], call=number, source=source))
-        rest += [] if adds else records[1:]
-    return replace(step, records=kept)
+        records_of_step.append(replace(records[0], call=number, source=source))
+        left_alone += [] if adds else records[1:]
+    return replace(step, records=records_of_step)
 
 
 def asked_output(record: Record) -> str:

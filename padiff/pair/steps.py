@@ -377,19 +377,19 @@ def _line_up(gradients: Both[list[Record]], repeats: Both[list[Record]]) -> None
     """Bring the gradients that both sides have to the front, and add up what one side has in parts."""
     if len(gradients.reference) == len(gradients.candidate):
         return
-    rest: Both[list[Record]] = Both([], list(gradients.candidate))
+    unmatched: Both[list[Record]] = Both([], list(gradients.candidate))
     both: Both[list[Record]] = Both([], [])
     for record in gradients.reference:
-        partner = next((other for other in rest.candidate if inputs_agree(record, other)), None)
+        partner = next((candidate for candidate in unmatched.candidate if inputs_agree(record, candidate)), None)
         if partner is None:
-            rest.reference.append(record)
+            unmatched.reference.append(record)
             continue
-        rest.candidate.remove(partner)
+        unmatched.candidate.remove(partner)
         both.reference.append(record)
         both.candidate.append(partner)
-    if not _add_up(rest, repeats):
-        _add_up(rest.swapped(), repeats.swapped())
-    for side, front, others in zip(gradients, both, rest):
+    if not _add_up(unmatched, repeats):
+        _add_up(unmatched.swapped(), repeats.swapped())
+    for side, front, others in zip(gradients, both, unmatched):
         side[:] = [*front, *others]
 
 

@@ -112,8 +112,8 @@ def _parts_of_another(
     if _shapes(parameters, framework) in sources or not {id(tensor) for _, tensor in parameters}.isdisjoint(owned):
         return set()
     layers = [node.layer for node in walk(model, framework) if node.path != ROOT]
-    held = [list(parameters_of(layer, framework)) for layer in layers]
-    alike = {id(tensor) for each in held if _shapes(each, framework) in sources for _, tensor in each}
+    layers_parameters = [list(parameters_of(layer, framework)) for layer in layers]
+    alike = {id(tensor) for each in layers_parameters if _shapes(each, framework) in sources for _, tensor in each}
     sizes = {id(tensor): math.prod(framework.tensors.shape(tensor)) for _, tensor in parameters}
     few = 2 * sum(sizes[key] for key in alike) < sum(sizes.values())
     return set(map(id, layers)) if few else set()

@@ -10,7 +10,7 @@ import re
 import shlex
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from itertools import chain
 from types import NoneType, UnionType
@@ -144,10 +144,6 @@ class BriefFix:
     new: str | None = None
 
 
-#: Returns the fix of a fault; `None` if none is known.
-Propose = Callable[[FirstDiff], BriefFix | None]
-
-
 @dataclass(frozen=True, slots=True)
 class BriefFault:
     """A fault: where it is, why, how to fix it, and how large it is.
@@ -239,19 +235,16 @@ class Diagnostic:
         return [BriefFault(**own), *self.faults]
 
 
-def diagnostic_of(
-    report: ReportData, runs: Both[str] | None = None, artifacts: tuple[str, ...] = (), propose: Propose | None = None
-) -> Diagnostic:
+def diagnostic_of(report: ReportData, runs: Both[str] | None = None, artifacts: tuple[str, ...] = ()) -> Diagnostic:
     """Return a report in brief.
 
     Args:
         report: the report.
         runs: paths of both run folders, for the commands; `None` if the runs are in no folder.
         artifacts: paths of files that hold the whole report.
-        propose: returns the fix of a fault whose cause names no line, `None` if there is none.
     """
     coverage = report.coverage
-    first = None if report.first_diff is None else _fault(report.first_diff, report.models, runs, propose)
+    first = None if report.first_diff is None else _fault(report.first_diff, report.models, runs)
     nothing = dict.fromkeys((each.name for each in fields(BriefFault)), None) | {"places": CodeLines(None, None)}
     notes = (
         [f"{note}." for note in match_notes(report)]
@@ -261,7 +254,7 @@ def diagnostic_of(
     notes = [f"{line}." for line in (*report.tokens, *report.regions)] + notes
     notes = [f"{note}." for note in choice_notes(report.choices)] + notes
     notes += [f"{line}." for line in (*floor_lines(report), *third_lines(report))]
-    faults = [_fault(each, report.models, runs, propose) for each in report.independent[:_FAULTS]]
+    faults = [_fault(each, report.models, runs) for each in report.independent[:_FAULTS]]
     notes += _changed_files([first, *faults] if first is not None else [], report.models)
     return Diagnostic(
         schema_version=DIAGNOSTIC_VERSION,
@@ -370,17 +363,17 @@ def _started(first: FirstDiff, models: Models) -> Both[Frame | None]:
     """Return the lines that make the weight, or that initialize weights, if one of them differs; else the first lines
     of what makes the model.
     """
-    own = re.compile(rf"self\.{re.escape(first.slot)}\s*[:=]")
+    making = re.compile(rf"self\.{re.escape(first.slot)}\s*[:=]")
     weights = models.lines.map(
-        lambda lines: [each for key, each in lines.items() if key.startswith("@init:") and own.match(each.code)]
+        lambda lines: [each for key, each in lines.items() if key.startswith("@init:") and making.match(each.code)]
     )
     if all(len(frames) == 1 for frames in weights):
         return weights.map(lambda frames: frames[0])
     changed = _changed_line(models, "@init:")
     if changed is not None and all(changed):
         return changed
-    made = models.lines.map(lambda lines: lines.get(ROOT))
-    return made.map(lambda frame: frame and frame._replace(code=frame.code.partition("\n")[0]))
+    models_lines = models.lines.map(lambda lines: lines.get(ROOT))
+    return models_lines.map(lambda frame: frame and frame._replace(code=frame.code.partition("\n")[0]))
 
 
 def _lines_of(first: FirstDiff, models: Models) -> Both[Frame | None]:
@@ -683,9 +676,7 @@ def _innermost(side: tuple[tuple[str, ...], Sequence[Frame]]) -> Frame | None:
     )
 
 
-def _fault(
-    first: FirstDiff, models: Models | None, runs: Both[str] | None, propose: Propose | None = None
-) -> BriefFault:
+def _fault(first: FirstDiff, models: Models | None, runs: Both[str] | None) -> BriefFault:
     cause = first.cause
     times = math.nan if first.diff is None or first.diff.figures is None else first.diff.excess
     size = "" if first.diff is None else _against_limit(first.diff)
@@ -702,8 +693,6 @@ def _fault(
     lines = frames.zip(Both(frames.candidate, frames.reference)).map(lambda side: _code_line(*side, words, call))
     text = first.statement if cause is None else cause.sentence
     fix = _fix(first, lines, models, runs)
-    if propose is not None and (fix is None or fix.file is None):
-        fix = propose(first) or fix
     return BriefFault(
         step=first.step,
         stage=first.stage,
@@ -1091,7 +1080,7 @@ def _span(code: str, other: str, words: str, call: str) -> list[int] | None:
 def _changed_number(code: str, partner: str) -> tuple[list[int], str] | None:
     """Return the place of the only number of a line that another line does not have there, and the other's number."""
     numbers = [[*_NUMBER.finditer(line)] for line in (code, partner)]
-    pairs = [(own, theirs) for own, theirs in zip(*numbers) if float(own[0]) != float(theirs[0])]
+    pairs = [(number, theirs) for number, theirs in zip(*numbers) if float(number[0]) != float(theirs[0])]
     if len(numbers[0]) != len(numbers[1]) or len(pairs) != 1:
         return None
     return [pairs[0][0].start(), pairs[0][0].end()], pairs[0][1][0]

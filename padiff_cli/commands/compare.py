@@ -28,7 +28,6 @@ from padiff_cli.arguments import (
 )
 from padiff_cli.collecting import few_collections
 from padiff_cli.dask_cluster import dask_client
-from padiff_cli.fix.session import proposing
 from padiff_cli.log_folder import Streaming, check_logdir
 from padiff_hooks.outputs import Progress, check_out, write_out
 from padiff_hooks.show import print_report
@@ -113,12 +112,11 @@ def _compare(args: argparse.Namespace, console: Console) -> int:
             **steps_of(args),
         )
     runs = Both(str(args.reference), str(args.candidate))
-    propose = None if report.passed else proposing(report, runs.reference)
     if args.brief:
-        print(diagnostic_json(diagnostic_of(report, runs, tuple(out for out in outputs if out), propose)))
+        print(diagnostic_json(diagnostic_of(report, runs, tuple(out for out in outputs if out))))
     else:
         everything = args.all or args.verbose > 1
-        print_report(report, console, everything, args.top, bool(args.verbose), runs, propose)
+        print_report(report, console, everything, args.top, bool(args.verbose), runs)
     if args.json:
         write_out(args.json, json_parts(report))
     if args.html:

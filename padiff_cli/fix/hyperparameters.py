@@ -137,7 +137,7 @@ def _rates(fault: Fault, project: Project) -> Iterator[Proposal]:
                 shown = text.removesuffix(".0") if number == int(number) else text
                 new.setdefault(Edit(source.file, *source.span(node), shown), value)
     for k, edit in enumerate([*new][:_MOST_RATES]):
-        yield Proposal((edit,), f"the schedule has {edit.text}", _RATE + 0.01 * k, True)
+        yield Proposal((edit,), f"the schedule has {edit.text}", _RATE + 0.01 * k)
 
 
 def _declared_numbers(fault: Fault, project: Project) -> Iterator[Proposal]:
@@ -151,7 +151,7 @@ def _declared_numbers(fault: Fault, project: Project) -> Iterator[Proposal]:
         ranked = sorted(places, key=lambda place: not words.intersection(re.split(r"[\W_]+", _owner(*place).lower())))
         for k, (source, node) in enumerate(ranked[:_MOST_PLACES]):
             edit = Edit(source.file, *source.span(node), text)
-            yield Proposal((edit,), f"`{difference.name}` is {text}", _RATE + 0.3 * k, True)
+            yield Proposal((edit,), f"`{difference.name}` is {text}", _RATE + 0.3 * k)
 
 
 def _owner(source: Source, node: ast.AST) -> str:

@@ -519,7 +519,7 @@ def _detached_targets(fault: Fault, project: Project) -> Iterator[Proposal]:
     groups = [targets] if len(targets) > 1 else []
     for group in [*groups, *([each] for each in targets)][:_MOST]:
         edits = tuple(_around(source, node, "", ".detach()") for source, node in group)
-        yield Proposal(edits, "the target of the loss is detached", _GUESSED, True)
+        yield Proposal(edits, "the target of the loss is detached", _GUESSED)
 
 
 def _reordered(fault: Fault, project: Project) -> Iterator[Proposal]:
@@ -689,7 +689,7 @@ def _branches(fault: Fault, project: Project) -> Iterator[Proposal]:
             Edit(source.file, *source.span(argument), source.code(first.value)),
         )
         words = f"the sum takes `{name}` as it is before `{source.code(first.value.func)}`"
-        yield Proposal(edits, words, _GUESSED, True)
+        yield Proposal(edits, words, _GUESSED)
 
 
 def _block(source: Source, statement: ast.stmt) -> list[ast.stmt]:

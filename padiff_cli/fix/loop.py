@@ -90,7 +90,6 @@ class LoopRules(Drafts):
         """Yield moves and additions of the call that zeroes gradients."""
         if self._fault.kind not in ("stale_gradient", "step_skipped", "no_gradient", "gradient_scale", "gradients"):
             return
-        guessed = self._fault.kind not in ("stale_gradient", "step_skipped")
         method = _ZEROING.get(self._framework, "zero_grad")
         for source, step, name in self._optimizer_steps():
             calls = [
@@ -105,18 +104,15 @@ class LoopRules(Drafts):
                 if backward is not None and backward.lineno < statement.lineno < step.lineno:
                     text = source.code(call)
                     edits = (line_removed(source, statement), line_before(source, backward, text))
-                    yield Proposal(edits, "gradients are zeroed before the backward pass", CALLS, guessed)
+                    yield Proposal(edits, "gradients are zeroed before the backward pass", CALLS)
                 loop = source.parents.get(step)
                 if isinstance(loop, (ast.For, ast.While)) and source.parents.get(statement) is not loop:
-                    yield Proposal(
-                        _moved(source, statement, step), "gradients are zeroed after each step", CALLS, guessed
-                    )
+                    yield Proposal(_moved(source, statement, step), "gradients are zeroed after each step", CALLS)
             if not source.calls("zero_grad", "clear_grad"):
                 yield Proposal(
                     (line_after(source, step, f"{name}.{method}()"),),
                     "gradients are zeroed after each step",
                     CALLS,
-                    guessed,
                 )
 
     def _schedule(self) -> Iterator[Proposal]:
@@ -124,7 +120,6 @@ class LoopRules(Drafts):
         if self._fault.kind != "learning_rate":
             return
         yield from self._first_rate()
-        guessed = "schedule" not in self._fault.words
         for source, step, _ in self._optimizer_steps():
             for name in _schedules(source):
                 calls = [
@@ -142,18 +137,16 @@ class LoopRules(Drafts):
                     epochs += _called_in_loops(source, function)
                 beside = [each for each in calls if source.parents.get(each) is loop]
                 for statement, epoch in product(beside if len(getattr(loop, "body", ())) > 1 else (), epochs):
-                    yield Proposal(
-                        _moved(source, statement, epoch), "the schedule steps after each epoch", CALLS + 0.5, guessed
-                    )
+                    yield Proposal(_moved(source, statement, epoch), "the schedule steps after each epoch", CALLS + 0.5)
                 if not calls:
                     edit = line_after(source, last, f"{name}.step()")
-                    yield Proposal((edit,), "the schedule steps with each step of the optimizer", CALLS, guessed)
+                    yield Proposal((edit,), "the schedule steps with each step of the optimizer", CALLS)
                 for statement in calls:
                     if statement not in beside or statement.lineno < step.lineno:
                         edits = _moved(source, statement, last)
-                        yield Proposal(edits, "the schedule steps after each step of the optimizer", CALLS, guessed)
+                        yield Proposal(edits, "the schedule steps after each step of the optimizer", CALLS)
                     if len(calls) > 1:
-                        yield Proposal((line_removed(source, statement),), "the schedule steps once", CALLS, guessed)
+                        yield Proposal((line_removed(source, statement),), "the schedule steps once", CALLS)
 
     def _first_rate(self) -> Iterator[Proposal]:
         """Yield the reference's first learning rate for the number in the schedule that is the candidate's."""
@@ -168,7 +161,7 @@ class LoopRules(Drafts):
                     number = number_of(node)
                     if number is not None and math.isclose(number, rates.candidate, rel_tol=1e-6):
                         edit = Edit(place.file, *place.span(node), first)
-                        yield Proposal((edit,), f"the schedule begins with {first}", CALLS + 0.6, True)
+                        yield Proposal((edit,), f"the schedule begins with {first}", CALLS + 0.6)
 
     def _clipping(self) -> Iterator[Proposal]:
         kind = self._fault.kind

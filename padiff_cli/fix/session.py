@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
 import os
-import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from padiff.compare import Policy, compare_runs
 from padiff.dump import open_run
@@ -16,11 +13,9 @@ from padiff.errors import PadiffError, UsageError
 from padiff.model.given_map import GivenMap
 from padiff.records import STAGES, Both, FirstDiff, Report
 from padiff.records.compared import factor_text
-from padiff.records.diagnostic import BriefFix, Propose, position_text
-from padiff.system.construction import is_here
+from padiff.records.diagnostic import position_text
 from padiff.system.frames import Frame
 from padiff.system.terminal import printable
-from padiff_cli.fix.drafts import LINES
 from padiff_cli.fix.fault import Fault
 from padiff_cli.fix.rules import Rules
 from padiff_cli.fix.source import Edit, Project, Proposal
@@ -41,11 +36,6 @@ _SEEDING = (
     "seed_everything",
     "set_seed",
 )
-# Largest weight of a proposal that is shown before it is tried: what a cause names, and one change of two like lines.
-# Proposals whose weights differ by less are as likely.
-_SHOWN, _ALIKE = 2.5, 0.02
-# Share of the tokens of a line that an edit leaves, at least.
-_LIKE = 0.5
 # Steps that a trial trains beyond the fault's, and the smallest number of steps for which a run is shortened.
 _BEHIND, _SHORT = 4, 12
 
@@ -318,59 +308,6 @@ def _with_seeds(own: Project, others: Project, number: int) -> Project | None:
                     start, end = place.span(value)
                     edits.append(Edit(place.file, start, end, str(int(seed) + _seed_step(number))))
     return project.with_edits(edits) if edits else None
-
-
-def proposing(report: Report, reference: str) -> Propose | None:
-    """Return the function that proposes the most likely edit of the candidate's files in the working folder, if they
-    are as they were; nothing is run.
-
-    Args:
-        report: the comparison.
-        reference: path of the reference's folder.
-    """
-    models = report.models
-    if models is None:
-        return None
-    files = models.files.map(lambda side: [file for file, digest in side.items() if is_here(file, digest)])
-    others, project = files.map(lambda names: Project.from_folder(Path.cwd(), names))
-    reference_code = _reference_code(others, report)
-
-    def propose(first: FirstDiff) -> BriefFix | None:
-        if first.cause is None or first.cause.kind in ("unknown", "start_weights"):
-            return None  # the cause's own fix also says what else helps
-        fault = Fault(first, models, reference, reference_code, report.settings_differ)
-        named = [each for each in Rules(fault, project).proposals() if not each.guessed and each.weight <= _SHOWN]
-        # The places of one rule have about the same weight: which one it is cannot be said.
-        is_sure = len(named) == 1 or (len(named) > 1 and named[1].weight - named[0].weight > _ALIKE)
-        return _shown(project, named[0], first.cause.proven) if is_sure else None
-
-    return propose
-
-
-def _shown(project: Project, proposal: Proposal, proven: bool) -> BriefFix | None:
-    """Return a proposal as it is shown: a line and the line in its place, or the new lines and words."""
-    after = project.with_edits(proposal.edits)
-    changed = {} if after is None else project.changed_files(after)
-    if len(changed) != 1:
-        return None
-    ((file, content),) = changed.items()
-    source = project.get(file)
-    lines = [("" if source is None else source.text).split("\n"), content.decode().split("\n")]
-    matcher = difflib.SequenceMatcher(a=lines[0], b=lines[1], autojunk=False)
-    blocks = [each for each in matcher.get_opcodes() if each[0] != "equal"]
-    old = [line for _, start, end, _, _ in blocks for line in lines[0][start:end]]
-    new = [line for _, _, _, start, end in blocks for line in lines[1][start:end]]
-    tokens = [re.findall(r"\w+|\S", " ".join(side)) for side in (old, new)]
-    alike = difflib.SequenceMatcher(a=tokens[0], b=tokens[1], autojunk=False).ratio()
-    if proposal.weight >= LINES and alike < _LIKE:
-        return None  # the reference's line is about something else
-    added = "; ".join(line.strip() for line in new if line.strip())
-    at = blocks[0][1]
-    is_line = len(blocks) == len(old) == len(new) == 1
-    words = "" if is_line and lines[0][at].strip() != added else proposal.words
-    remark = "; ".join(filter(None, (words, "" if proven else "not checked")))
-    text = printable(f"{added}  # {remark}" if remark else added)
-    return BriefFix(text, file, at + 1, lines[0][at].strip(), added) if is_line and proven else BriefFix(text)
 
 
 def _faults(report: Report) -> list[FirstDiff]:

@@ -56,13 +56,11 @@ class Proposal:
         edits: the edits.
         words: the change in words.
         weight: smaller for proposals that are tried first.
-        guessed: True if the cause does not name the change, so that only a trial can tell.
     """
 
     edits: tuple[Edit, ...]
     words: str
     weight: float = 1.0
-    guessed: bool = False
 
 
 @dataclass(frozen=True, eq=False)

@@ -110,12 +110,12 @@ def _after(node: ast.AST, parent: ast.AST) -> list[ast.AST]:
     blocks = [block for _, block in ast.iter_fields(parent) if isinstance(block, list) and node in block]
     if not blocks:
         return []
-    rest: list[ast.AST] = blocks[0][blocks[0].index(node) + 1 :]
-    end = next((k for k, statement in enumerate(rest) if isinstance(statement, _ENDS)), len(rest))
-    rest = rest[:end]
+    following: list[ast.AST] = blocks[0][blocks[0].index(node) + 1 :]
+    end = next((k for k, statement in enumerate(following) if isinstance(statement, _ENDS)), len(following))
+    following = following[:end]
     if isinstance(parent, ast.Try) and node not in parent.finalbody:
-        rest += [*(parent.orelse if node in parent.body else ()), *parent.finalbody]
-    return rest
+        following += [*(parent.orelse if node in parent.body else ()), *parent.finalbody]
+    return following
 
 
 def _is_short(loop: ast.AST, scope: _Scope) -> bool:

@@ -415,8 +415,8 @@ class _PairMaker:
             stop = start + gate.matrix[0]
 
             def rows(unit: Unit, role: str, start: int = start, stop: int = stop) -> Slice:
-                whole = whole_slice(unit, unit.parameters[role], _known(unit.layout) if role == "weight" else "")
-                return replace(whole, start=start, stop=stop)
+                full_slice = whole_slice(unit, unit.parameters[role], _known(unit.layout) if role == "weight" else "")
+                return replace(full_slice, start=start, stop=stop)
 
             for unit, where in zip(halves, columns):
                 gate_slice = whole_slice(gate, gate.parameters["weight"], _known(gate.layout))

@@ -131,10 +131,10 @@ def halves_beside(units: Sequence[Unit], others: Sequence[Unit]) -> list[tuple[t
             continue
         unused = [unit for unit in others if len(unit.matrix) == 2 and not unit.optional and unit not in done]
         wide = [unit for unit in unused if unit.matrix[1] == inputs + second.matrix[1]]
-        whole = [unit for unit in wide if unit.matrix[0] == rows][:1] or (first in in_cells and _gates(wide, rows))
-        if whole:
-            done |= {first, second, *whole}
-            matched.append(((first, second), tuple(whole)))
+        fused = [unit for unit in wide if unit.matrix[0] == rows][:1] or (first in in_cells and _gates(wide, rows))
+        if fused:
+            done |= {first, second, *fused}
+            matched.append(((first, second), tuple(fused)))
     return matched
 
 

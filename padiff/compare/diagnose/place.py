@@ -277,10 +277,10 @@ def _lone_around(
     lone = _lone(calls, graphs)
     if not any(lone) or all(lone) or any(call is None for call in calls):
         return NO_SLOTS
-    taken = calls.zip(used).map(
+    filled = calls.zip(used).map(
         lambda side: {o.slot for o in side[0].inputs if o.tensor in side[1]} if side[0] is not None else set()
     )
-    return lone.zip(taken).map(lambda side: tuple(slot for slot in side[0] if slot in side[1]))
+    return lone.zip(filled).map(lambda side: tuple(slot for slot in side[0] if slot in side[1]))
 
 
 def _answering(reference: Sequence[Operand], candidate: Sequence[Operand], graphs: Both[Graph]) -> list[Both[Operand]]:

@@ -723,9 +723,9 @@ def scores_cause(
         if flips is None or not alike.size or float(np.sqrt((alike**2).mean())) <= SINGLE * limit * flips.size:
             return None
         calls = calls_before(flips.calls, diff, step, graphs_of(steps, infos), evidence.policy)
-        made = None if calls is None else cause_of_calls(calls)
-        if made is not None:
-            return made
+        called = None if calls is None else cause_of_calls(calls)
+        if called is not None:
+            return called
         of_scores = code(flips.calls.map(lambda call: call.inputs[0].tensor))
     except (RunFolderError, SketchOnlyError):
         return None
@@ -860,14 +860,16 @@ def _other_axis(steps: Both[Step], pair: Both[TracedCall]) -> Cause | None:
     """Return the cause that one side ranks the same scores along another axis; `None` if it does not."""
     if not all(call.inputs for call in pair):
         return None
-    (shape, axis), (shape_of_other, other) = steps.zip(pair).map(lambda side: shape_and_axis(side[0].trace, side[1]))
-    if shape != shape_of_other or axis is None or other is None or axis == other:
+    (shape, axis), (shape_of_other, axis_of_other) = steps.zip(pair).map(
+        lambda side: shape_and_axis(side[0].trace, side[1])
+    )
+    if shape != shape_of_other or axis is None or axis_of_other is None or axis == axis_of_other:
         return None
-    if shape[axis] == shape[other] and not _same(steps, pair, "inputs"):
+    if shape[axis] == shape[axis_of_other] and not _same(steps, pair, "inputs"):
         return None  # a table may be transposed
     where, names = _place(pair.reference.layer), pair.map(lambda call: call.function)
     text = (
-        f"{names.candidate}() in `{where}` chooses along axis {other} of the scores, the reference's "
+        f"{names.candidate}() in `{where}` chooses along axis {axis_of_other} of the scores, the reference's "
         f"{names.reference}() along axis {axis}"
     )
     return Cause("choice_axis", text, fix=f"axis {axis}", lines=pair.map(lambda call: call.line))

@@ -140,10 +140,10 @@ def _with_inputs(diffs: StepDiffs) -> StepDiffs:
         return diffs
     if not all(diffs.measured[place] and _is_same_in_another_form(diffs[place]) for place in failed):
         return diffs
-    made = list(diffs)
+    passing = list(diffs)
     for place in failed:
-        made[place] = written_otherwise(made[place], Rule.GIVEN_OTHERWISE)
-    return diffs.replaced(made)
+        passing[place] = written_otherwise(passing[place], Rule.GIVEN_OTHERWISE)
+    return diffs.replaced(passing)
 
 
 def _is_same_in_another_form(diff: Diff) -> bool:
@@ -176,13 +176,13 @@ def _with_forms(diffs: StepDiffs) -> StepDiffs:
     if failed - {*places} or not size or not diffs.compared[losses].all():
         return diffs
     off = float(np.linalg.norm(rows["l2"][counted])) / size
-    made = list(diffs)
+    passing = list(diffs)
     for place in places:
-        figures = made[place].figures
+        figures = passing[place].figures
         if figures is None or not off <= _MADE_UP * figures.rel_l2:
             return diffs
-        made[place] = written_otherwise(made[place])
-    return diffs.replaced(made)
+        passing[place] = written_otherwise(passing[place])
+    return diffs.replaced(passing)
 
 
 def _with_scales(diffs: StepDiffs) -> StepDiffs:

@@ -768,7 +768,7 @@ def _order(sheet: FormulaView, candidate: FormulaView, given: Sequence[int], oth
     return ", ".join(map(str, places)) if places != sorted(places) else ""
 
 
-def _one_meaning(sheet: FormulaView, candidate: FormulaView, name: str, k: int, other: int) -> bool:
+def _one_meaning(sheet: FormulaView, candidate: FormulaView, name: str, k: int, partner: int) -> bool:
     """Return True if an argument is one axis, counted from different ends, or one shape, with extents left out."""
 
     def counted(view: FormulaView, node: int) -> object:
@@ -776,8 +776,8 @@ def _one_meaning(sheet: FormulaView, candidate: FormulaView, name: str, k: int, 
         return axis % ndim if isinstance(axis, int) and ndim else axis
 
     if name == "shape":
-        return sheet.shape(k) == candidate.shape(other)
-    return name == "axis" and counted(sheet, k) == counted(candidate, other)
+        return sheet.shape(k) == candidate.shape(partner)
+    return name == "axis" and counted(sheet, k) == counted(candidate, partner)
 
 
 def _activation(how: Mapping[str, Any]) -> str:

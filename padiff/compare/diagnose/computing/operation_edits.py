@@ -385,12 +385,12 @@ def _but_one_part(sheet: FormulaView) -> Iterator[Edit]:
     for k, node in enumerate(sheet.nodes):
         if node.operation not in ("mul", "div") or len(node.given) != 2 or not sheet.is_number(node.given[1]):
             continue
-        whole = sheet.nodes[node.given[0]]
-        if whole.operation != "cat" or not 1 < len(whole.given) <= _FEW:
+        joined = sheet.nodes[node.given[0]]
+        if joined.operation != "cat" or not 1 < len(joined.given) <= _FEW:
             continue
-        axis = int(whole.how.get("axis", 0))
-        ends = np.cumsum([sheet.shape(part)[axis] for part in whole.given])
-        for part, stop in zip(whole.given, ends):
+        axis = int(joined.how.get("axis", 0))
+        ends = np.cumsum([sheet.shape(part)[axis] for part in joined.given])
+        for part, stop in zip(joined.given, ends):
             rows = slice(int(stop) - sheet.shape(part)[axis], int(stop))
             text = f"{sheet.where(k)} is applied to all but one part: {sheet.named(part)} is left as it is"
             yield Edit("scale", "a scale of one part", text, {k: _spared(k, node.given[0], rows, axis)}, 1, at=part)

@@ -169,19 +169,19 @@ def _holders(info: RunInfo) -> Counter[tuple[str, ...]]:
 
 def _interval(series: Sequence[int], most: Sequence[int], name: str, steps: Sequence[Both[Step]]) -> str:
     """Return the steps in which a parameter is updated as text, beside the parameter with the most updates."""
-    there = [k for k, count in enumerate(series) if count]
-    if [*series][there[0] :] == [*most][there[0] :]:
-        return f"each time, but only from step {steps[there[0]].reference.number} on" if there[0] else "each time"
-    first = steps[there[0]].reference.number
-    if all(series[there[0] :]):
+    updating = [k for k, count in enumerate(series) if count]
+    if [*series][updating[0] :] == [*most][updating[0] :]:
+        return f"each time, but only from step {steps[updating[0]].reference.number} on" if updating[0] else "each time"
+    first = steps[updating[0]].reference.number
+    if all(series[updating[0] :]):
         ratios = {total / count for count, total in zip(series[1:], most[1:]) if count}
         often = f"once for {ratios.pop():g} updates of `{name}`" if len(ratios) == 1 else ""
         often = often or f"{sum(series)} times for {sum(most)} updates of `{name}`"
-        return f"{often}, but only from step {first} on" if there[0] else often
-    gaps = {after - before for before, after in pairwise(there)}
+        return f"{often}, but only from step {first} on" if updating[0] else often
+    gaps = {after - before for before, after in pairwise(updating)}
     if len(gaps) == 1 and gaps != {1}:
         return f"in every {gaps.pop()} steps, from step {first} on"
-    return f"in {len(there)} of {len(series)} steps, first in step {first}"
+    return f"in {len(updating)} of {len(series)} steps, first in step {first}"
 
 
 def _often(times: int) -> str:
@@ -497,9 +497,9 @@ def _unshared(scene: DiffContext, graphs: Both[Graph], cuts: Both[list[TracedCal
         layers = (call for call in graph.layers.values() if any(operand.tensor in tensors for operand in call.inputs))
         return {(partners.get(c.layer, c.layer) if graph is graphs.candidate else c.layer, c.call) for c in layers}
 
-    taken = graphs.zip(cuts).map(lambda side: [takers(side[0], cut) for cut in side[1]])
-    others = taken.map(lambda side: set[tuple[str, int]]().union(*side)).swapped()
-    return cuts.zip(taken.zip(others)).map(
+    taking = graphs.zip(cuts).map(lambda side: [takers(side[0], cut) for cut in side[1]])
+    others = taking.map(lambda side: set[tuple[str, int]]().union(*side)).swapped()
+    return cuts.zip(taking.zip(others)).map(
         lambda side: [cut for cut, keys in zip(side[0], side[1][0]) if keys.isdisjoint(side[1][1])]
     )
 

@@ -252,10 +252,10 @@ def _are_as_declared(scene: DiffContext, tracks: ParameterHistories, parameter: 
     that the reference's updates are too coarse to show, such as a tiny decay beside large gradients, is no difference.
     """
     groups = declared_groups(scene, parameter.track.place)
-    if groups is None or any(each.kind == "optimizer_setting" for each in scene.declared):
+    rules = [] if groups is None else list(map(DeclaredRule.from_group, groups, scene.frameworks))
+    if not rules or rules[0] is None or rules[1] is None or not rules[0].is_like(rules[1]):
         return False
-    for side, group, framework, rates in zip(SIDES, groups, scene.frameworks, tracks.rates):
-        rule = DeclaredRule.from_group(group, framework)
+    for side, rule, rates in zip(SIDES, rules, tracks.rates):
         if rule is None or rule.group >= rates.shape[1]:
             return False
         history, noise = joined([parameter.track], side)

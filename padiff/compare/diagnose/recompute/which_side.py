@@ -39,6 +39,8 @@ _NAMES = {"rho": "alpha", "initial_accumulator_value": "initial"}
 _NOTHING = {"maximize": False, "rescale_grad": 1.0, "lr_decay": 0.0, "decay.l1": 0.0, "decay.own": 0.0}
 # Forms that no setting declares: each framework's code has one of the two.
 _EITHER = ("single", "rate_inside", "uncorrected_eps")
+# Largest relative difference of settings of two rules that are the same: one may be stored in float32.
+_SETTINGS = 1e-6
 
 
 @dataclass(frozen=True)
@@ -84,6 +86,11 @@ class DeclaredRule:
         settings["rate"] = group.setting("lr_factor", 1.0)
         number = values.get("rate", 0)
         return cls(rule, settings, number if isinstance(number, int) else 0)
+
+    def is_like(self, other: DeclaredRule) -> bool:
+        """Return True if another rule is the same with the same settings, but for the precision of their numbers."""
+        settings = ((self.settings[name], other.settings.get(name, math.nan)) for name in self.settings)
+        return self.rule is other.rule and all(math.isclose(*pair, rel_tol=_SETTINGS) for pair in settings)
 
     def updates(self, history: History, noise: np.ndarray) -> np.ndarray:
         """Return the updates of the rule, in the undeclared forms that fit the recorded updates best."""
