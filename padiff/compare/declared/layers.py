@@ -324,29 +324,38 @@ def mode_differences(
     alignment: Alignment, settings: Both[Mapping[str, Any]], called: Both[Collection[str]]
 ) -> Iterator[Difference]:
     """Yield the layers that train in one run and evaluate in the other, if the mode changes the computation."""
-    modes = settings.map(modes_of)
-    if modes.reference is None or modes.candidate is None:
+    reference_modes, candidate_modes = settings.map(modes_of)
+    if reference_modes is None or candidate_modes is None:
         return
     pairs = [
-        (pair, Both(trains(pair.reference, *modes.reference), trains(pair.candidate, *modes.candidate)))
+        (pair, Both(trains(pair.reference, *reference_modes), trains(pair.candidate, *candidate_modes)))
         for pair in alignment.pairs
         if pair.reference.path in called.reference and pair.candidate.path in called.candidate
         if any(has_modes(layer) for layer in pair)
     ]
     alike = [pair.candidate.path for pair, training in pairs if training.reference == training.candidate]
+    partners = {pair.candidate.path: pair.reference.path for pair in alignment.pairs}
+    (reference_trains, reference_others), (candidate_trains, candidate_others) = reference_modes, candidate_modes
+
+    def is_wrong(path: str, expected: bool) -> bool:
+        if path in partners:
+            expected = reference_trains is not (partners[path] in reference_others)
+        return (candidate_trains is not (path in candidate_others)) != expected
+
     for pair, training in pairs:
         if training.reference != training.candidate:
             # The outermost layer in which none has the right mode.
             parts = [] if pair.candidate.path == ROOT else pair.candidate.path.split(".")
             above = [ROOT, *(".".join(parts[:k]) for k in range(1, len(parts)))]
-            whole = (path for path in above if not any(path == ROOT or is_below(each, path) for each in alike))
+            above = [path for path in above if is_wrong(path, training.reference)]
+            outer = (path for path in above if not any(path == ROOT or is_below(each, path) for each in alike))
             yield Difference(
                 "mode",
                 training.map(lambda on: "train" if on else "eval"),
                 "forward",
                 "mode",
                 about=_sides(pair),
-                fix=_mode_fix(next(whole, pair.candidate.path), training.reference),
+                fix=_mode_fix(next(outer, pair.candidate.path), training.reference),
                 layers=pair.map(lambda layer: (layer.path,)),
             )
 

@@ -940,6 +940,10 @@ def _only_there(graphs: Both[Graph], agreement: _Agreement, ends: Both[int]) -> 
     computing = firsts.map(lambda calls: [call for call in calls if not is_looking(call)])
     if bool(computing.reference) == bool(computing.candidate):
         return Both(None, None)
+    agreeing = Both(agreement.twins.keys(), agreement.partners.keys())
+    graph, (end, stops) = graphs.zip(ends.zip(agreeing)).swapped(not computing.reference).candidate
+    if any(not call.inputs for call in graph.back(end, stops.__contains__)):
+        return Both(None, None)  # the other side makes something of its own instead
     results: list[int | None] = []
     for graph, end, calls in zip(graphs, ends, computing):
         reached = {operand.tensor for call in calls for operand in call.outputs}

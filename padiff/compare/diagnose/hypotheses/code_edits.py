@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from difflib import SequenceMatcher
 from functools import partial
 from itertools import combinations
 
@@ -117,7 +118,8 @@ class Case:
 
     def _other_line(self, found: Found, other: FormulaView) -> Frame | None:
         """Return the other side's line that belongs to an edited node: of the partner's call; if the other side makes
-        no such call, the line that goes on with what the call takes, else the line that makes it.
+        no such call, the line that goes on with what the call takes, or that makes it: what is more like the edited
+        line.
         """
         edit, sheet = found.edit, found.sheet
         partner = self._partner(found, other)
@@ -131,8 +133,12 @@ class Case:
             followers |= {sheet.nodes[g].operation for g in given}  # the other side takes it in another shape
             given = tuple(above for g in given for above in sheet.nodes[g].given)
         takers = (k for k, node in enumerate(other.nodes) if node.operation in followers and {*equal} & {*node.given})
-        lines = [*(other.line(k) for k in takers), *(other.maker(k) for k in equal)]
-        return next((line for line in lines if line is not None), other.line(other.last))
+        lines = [line for line in (*map(other.line, takers), *map(other.maker, equal)) if line is not None]
+        edited = sheet.line(edit.at)
+        code = "" if edited is None else edited.code
+        return max(
+            lines, key=lambda line: SequenceMatcher(None, line.code, code).ratio(), default=other.line(other.last)
+        )
 
     def _partner(self, found: Found, other: FormulaView) -> int | None:
         """Return the other side's node that belongs to an edited node: of the same call, or of the same kind of
