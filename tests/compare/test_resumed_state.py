@@ -68,3 +68,19 @@ def test_an_optimizer_that_a_checkpoint_did_not_fill_is_named(tmp_path, framewor
     first = padiff.compare_runs(reference, trainer.resumed(tmp_path / "wrong", False)).first_diff
     assert (first.step, first.stage, first.cause.kind) == (0, "update", "optimizer_state"), first.message
     assert "Adam: state of earlier updates against none" in first.cause.sentence
+
+
+def test_the_counts_that_a_first_closure_sees_are_no_state():
+    net = torch.nn.Linear(6, 3)
+    optimizer = torch.optim.LBFGS(net.parameters(), lr=0.1, max_iter=2)
+
+    def closure():
+        optimizer.zero_grad()
+        loss = net(torch.ones(4, 6)).square().mean()
+        loss.backward()
+        return loss
+
+    with padiff.record(net, optimizer=optimizer) as rec:
+        optimizer.step(closure)
+        rec.try_dump()
+    assert not any(name.endswith(".resumed") for name in rec.run.info.settings)

@@ -92,7 +92,7 @@ _NUMBERS = {"step": STEPS, "mu_product": MU_PRODUCT}
 
 def has_state(optimizers: Sequence[Any]) -> bool:
     return any(
-        not _untouched(rule_of(each), entry) and any(value is not None for value in entry.values())
+        not _untouched(rule_of(each), entry) and any(map(torch.is_tensor, entry.values()))
         for each in optimizers
         for entry in each.state.values()
     )
