@@ -6,7 +6,7 @@ import math
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
+from itertools import chain, product
 from typing import NamedTuple
 
 import numpy as np
@@ -470,6 +470,128 @@ def _inner_axis(shapes: Sequence[Shape], extents: Sequence[int], axis: int) -> i
     axes = max(map(len, shapes))
     whole = next(shape for shape in shapes if len(shape) == axes)
     return axis if all(_extent(shape, whole, axis) == n for shape, n in zip(shapes, extents)) else None
+
+
+@dataclass(frozen=True, slots=True)
+class _First(TensorSource):
+    """Tensor source of the first places of another one's sequences."""
+
+    source: TensorSource
+    #: Number of places of a sequence in the source, and here.
+    lengths: tuple[int, int]
+    #: Axes of the places; empty if the first axis has the places of all sequences, one after the other.
+    axes: Shape
+
+    @property
+    def inside(self) -> Sequence[TensorSource]:
+        return (self.source,)
+
+    def made_of(self, inside: Sequence[TensorSource]) -> TensorSource:
+        return replace(self, source=inside[0])
+
+    def read(self) -> np.ndarray:
+        values, (length, count) = self.source.read(), self.lengths
+        for axis in self.axes:
+            values = np.take(values, np.arange(count), axis)
+        if not self.axes:
+            values = values.reshape(-1, length, *values.shape[1:])[:, :count].reshape(-1, *values.shape[1:])
+        return values
+
+
+def with_equal_lengths(steps: Both[Step], pairs: Sequence[tuple[str, str]]) -> tuple[Both[Step], Both[list[Record]]]:
+    """Cut the tensors of one loop to the places of the other, if its model is given longer sequences that begin alike.
+
+    One author gives a language model all tokens and leaves the last scores out of the loss, another one leaves the last
+    token out. A loss that is of the last places, too, makes a difference: the first gradient, or the labels, show it.
+
+    Args:
+        pairs: paths of the paired layers.
+
+    Returns:
+        The steps, and the records that cannot be cut, as there are only sketches of them, with their partners.
+    """
+    left_alone: Both[list[Record]] = Both([], [])
+    lengths = _lengths(steps, pairs)
+    if lengths is None:
+        return steps, left_alone
+    swapped = lengths.reference < lengths.candidate
+    (longer, shorter), (length, count) = steps.swapped(swapped), lengths.swapped(swapped)
+    partners = {both.reference: both.candidate for both in (Both(*paths).swapped(swapped) for paths in pairs)}
+    others = {(r.layer, r.stage, r.slot, r.call): r for r in shorter.records}
+    uncut: list[set[int]] = [set(), set()]
+    cut: list[Record] = []
+    is_seen = False
+    for record in sorted(longer.records, key=lambda record: record.order):
+        partner = others.get((partners.get(record.layer, ""), record.stage, record.slot, record.call))
+        is_inside = record.layer != LOOP and record.stage not in PARAMETER_STAGES
+        shape = _cut_shape(record, partner, length, count) if is_inside else record.shape
+        if shape == record.shape:
+            cut.append(record)
+        elif record.source.sketched or record.part is not None:
+            uncut[0].add(id(record))
+            uncut[1].update([] if partner is None else [id(partner)])
+        else:
+            axes = tuple(k for k, extent in enumerate(shape) if extent != record.shape[k] == length)
+            axes = () if shape[:1] == (record.shape[0] // length * count,) and record.shape[0] != length else axes
+            source = _First(record.source, (length, count), axes)
+            if record.stage == "backward" and not is_seen:
+                if not math.isclose(_norm(record), float(np.linalg.norm(source.read())), rel_tol=_AGREES):
+                    return steps, left_alone  # the loss is of all places
+                is_seen = True
+            cut.append(replace(record, shape=shape, source=source))
+    if not is_seen and _labels(longer) != _labels(shorter):
+        return steps, left_alone
+    alone = left_alone.swapped(swapped)
+    alone.reference.extend(record for record in longer.records if id(record) in uncut[0])
+    alone.candidate.extend(record for record in shorter.records if id(record) in uncut[1])
+    kept = [record for record in shorter.records if id(record) not in uncut[1]]
+    return Both(replace(longer, records=cut), replace(shorter, records=kept)).swapped(swapped), left_alone
+
+
+def _labels(step: Step) -> list[int]:
+    """Return the numbers of labels that the loss functions of a step get."""
+    labels = (
+        r for r in step.records if r.layer == LOOP and r.stage == "loss" and r.slot.endswith((".labels", ".target"))
+    )
+    return sorted(math.prod(record.shape) for record in labels)
+
+
+def _lengths(steps: Both[Step], pairs: Sequence[tuple[str, str]]) -> Both[int] | None:
+    """Return the lengths of integer sequences that begin alike, of which one is longer; `None` if there are none."""
+    for paths in pairs:
+        sides = steps.zip(Both(*paths)).map(lambda side: _integers(*side))
+        for reference, candidate in product(*sides):
+            differing = [k for k, extents in enumerate(zip(reference.shape, candidate.shape)) if len({*extents}) > 1]
+            if len(reference.shape) != len(candidate.shape) or len(differing) != 1:
+                continue
+            lengths = Both(reference.shape[differing[0]], candidate.shape[differing[0]])
+            if reference.source.sketched or candidate.source.sketched:
+                return lengths if _labels(steps.reference) == _labels(steps.candidate) != [] else None
+            places = np.arange(min(lengths))
+            begins = [np.take(np.asarray(record.value), places, differing[0]) for record in (reference, candidate)]
+            if len(places) > 1 and np.array_equal(begins[0], begins[1]):
+                return lengths
+    return None
+
+
+def _integers(step: Step, path: str) -> list[Record]:
+    inputs = (record for record in step.records if record.stage == "input" and record.layer == path)
+    return [record for record in inputs if "int" in record.dtype]
+
+
+def _cut_shape(record: Record, partner: Record | None, length: int, count: int) -> Shape:
+    """Return the shape of a tensor of longer sequences, cut as its partner is; its own shape if it has no places."""
+    places = tuple(count if extent == length else extent for extent in record.shape)
+    if partner is None:
+        return places if record.stage == "input" and "int" in record.dtype else record.shape
+    shape = partner.shape
+    if len(shape) == len(record.shape) > 0:
+        if all(extent == other or (extent, other) == (length, count) for extent, other in zip(record.shape, shape)):
+            return shape
+        rows, rest = record.shape[0], record.shape[1:]
+        if (rows // length * count, *rest) == shape and rows % length == 0:
+            return shape
+    return places if sorted(places) == sorted(shape) else record.shape
 
 
 # Channels first and last, sequence and batch first, heads before and after the sequence.

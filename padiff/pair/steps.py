@@ -22,6 +22,7 @@ from padiff.pair.joined_calls import (
     joined_calls,
     layout_between,
     square_layout,
+    with_equal_lengths,
 )
 from padiff.pair.parameters import Index, RecordPair, Sum, alone, pair_parameters, pair_split_outputs
 from padiff.records import (
@@ -210,12 +211,14 @@ def pair_steps(reference: Step, candidate: Step, alignment: Alignment) -> list[P
     (``output.logits`` and ``output.0``, ``input.x`` and ``input.input``); a tensor in another layout gets the `Layout`
     that brings it into the reference's layout.
     """
-    calls = _with_joined_calls(Both(reference, candidate), alignment)
+    paths = [(pair.reference.path, pair.candidate.path) for pair in alignment.pairs]
+    equal, uncut = with_equal_lengths(Both(reference, candidate), paths)
+    calls = _with_joined_calls(equal, alignment)
     steps = calls.steps
     renumbered, originals = _order_of(steps, alignment).renumbered(steps.candidate.records)
     indexes = Both(_index(steps.reference.records), _index(renumbered))
     repeated, asked = _take_repeats(indexes, alignment)
-    repeats = {id(record) for side in repeated for record in side}
+    repeats = {id(record) for side in (*repeated, *uncut) for record in side}
     originals = {**originals, **{new: originals.get(id(record), record) for new, record in asked.items()}}
     apart = _apart(alignment)
     alike = tuple(
@@ -226,9 +229,8 @@ def pair_steps(reference: Step, candidate: Step, alignment: Alignment) -> list[P
     pairs = pair_parameters(indexes, replace(alignment, parameters=alike))
     for split in alignment.splits:
         pairs += pair_split_outputs(split, alignment.parameters, indexes)
-    for layers in alignment.pairs:
-        paths = layers.reference.path, layers.candidate.path
-        pairs += _pair_layer(layers, indexes, paths not in alignment.cut_elsewhere)
+    for layers, both_paths in zip(alignment.pairs, paths):
+        pairs += _pair_layer(layers, indexes, both_paths not in alignment.cut_elsewhere)
     for stage in STAGES:
         of_loop = _taken_out(indexes, Both(LOOP, LOOP), stage)
         if stage == "loss":
@@ -239,7 +241,7 @@ def pair_steps(reference: Step, candidate: Step, alignment: Alignment) -> list[P
                 originals.update((id(numbered), record) for numbered, record in zip(*side))
         pairs += _match(of_loop)
     pairs += _pair_inputs(indexes)
-    pairs += alone(repeated) + alone(calls.rest)
+    pairs += alone(repeated) + alone(calls.rest) + alone(uncut)
     pairs += alone(indexes.map(lambda index: chain.from_iterable(index.values())))
     buffers, pairs_made = _buffers(alignment), []
     scales = steps.map(lambda step: step.loss_scale)

@@ -437,3 +437,66 @@ def test_a_mask_in_another_form_is_no_difference_and_another_mask_is(tmp_path):
     assert report.passed, report.first_diff
     first = padiff.compare_runs(reference, _masked(tmp_path / "other", other, True)).first_diff
     assert (first.step, first.stage, first.slot) == (0, "input", "input.mask")
+
+
+class _Tokens(torch.nn.Module):
+    """A causal language model."""
+
+    def __init__(self):
+        super().__init__()
+        self.emb, self.rnn = torch.nn.Embedding(12, 6), torch.nn.GRU(6, 8, batch_first=True)
+        self.out = torch.nn.Linear(8, 12)
+
+    def forward(self, ids):
+        return self.out(self.rnn(self.emb(ids))[0])
+
+
+class _TokensOfPaddle(paddle.nn.Layer):
+    def __init__(self):
+        super().__init__()
+        self.emb, self.rnn, self.out = paddle.nn.Embedding(12, 6), paddle.nn.GRU(6, 8), paddle.nn.Linear(8, 12)
+
+    def forward(self, ids):
+        return self.out(self.rnn(self.emb(ids))[0])
+
+
+def _predicting(folder, whole, shift=1, drop=0, detail="auto"):
+    """Three steps; the model gets all tokens, and the loss leaves the last scores out, or all but the last token."""
+    rng = np.random.default_rng(1)
+    if folder.name == "reference":
+        torch.manual_seed(0)
+        net, tensor, functions = _Tokens(), torch.tensor, torch.nn.functional
+        optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    else:
+        net, tensor, functions = _TokensOfPaddle(), paddle.to_tensor, paddle.nn.functional
+        padiff.start_from(folder.parent / "reference", net)
+        optimizer = paddle.optimizer.SGD(0.1, parameters=net.parameters())
+    with padiff.record(net, folder, optimizer=optimizer, detail=detail) as rec:
+        for _ in range(3):
+            ids = rng.integers(0, 12, (4, 7))[:, drop:]
+            scores = net(tensor(ids))[:, :-1] if whole else net(tensor(ids[:, :-1]))
+            labels = tensor(np.ascontiguousarray(ids[:, shift:][:, : ids.shape[1] - 1]))
+            loss = functions.cross_entropy(scores.reshape([-1, 12]), labels.reshape([-1]))
+            (optimizer.zero_grad if folder.name == "reference" else optimizer.clear_grad)()
+            loss.backward()
+            optimizer.step()
+            rec.try_dump()
+    return folder
+
+
+@pytest.mark.parametrize("detail", ["auto", "sketch"])
+@pytest.mark.parametrize("whole", [True, False])
+def test_scores_of_the_last_token_may_be_left_out_or_not_computed(whole, detail, tmp_path):
+    reference = _predicting(tmp_path / "reference", whole, detail=detail)
+    report = padiff.compare_runs(reference, _predicting(tmp_path / "candidate", not whole, detail=detail))
+    assert report.passed, report.first_diff
+    compared = {d.pair.anchor.layer for d in report.diffs if d.compared and d.pair.stage == "backward"}
+    assert detail == "sketch" or {"emb", "out"} <= compared
+
+
+def test_other_labels_and_fewer_tokens_are_differences_beside_left_out_scores(tmp_path):
+    reference = _predicting(tmp_path / "reference", True)
+    first = padiff.compare_runs(reference, _predicting(tmp_path / "labels", False, shift=0)).first_diff
+    assert (first.step, first.stage) == (0, "loss") and "labels" in first.slot
+    assert not padiff.compare_runs(reference, _predicting(tmp_path / "dropped", True, drop=1)).passed
+    assert not padiff.compare_runs(reference, _predicting(tmp_path / "fewer", False, drop=1)).passed
