@@ -19,6 +19,7 @@ from padiff.compare.measure.pairs import measure_pair
 from padiff.errors import RunFolderError, SketchOnlyError
 from padiff.frameworks.catalog import LAYERS
 from padiff.model import equivalents
+from padiff.pair.parameters import DerivedSource
 from padiff.records import (
     LOOP,
     RESHAPED,
@@ -54,29 +55,22 @@ _LEAST = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Rows(TensorSource):
+class Rows(DerivedSource):
     """Chosen rows of another source.
 
     Attributes:
-        source: the tensor.
+        whole: the tensor.
         numbers: numbers of the rows, in their order; rows run along the last axis, in three or more axes from the
             second on.
         shape: shape of the result.
     """
 
-    source: TensorSource
+    whole: TensorSource
     numbers: np.ndarray
     shape: tuple[int, ...]
 
     def read(self) -> np.ndarray:
-        return np.asarray(row_table(self.source.read())[self.numbers]).reshape(self.shape)
-
-    @property
-    def inside(self) -> Sequence[TensorSource]:
-        return (self.source,)
-
-    def made_of(self, inside: Sequence[TensorSource]) -> TensorSource:
-        return replace(self, source=inside[0])
+        return np.asarray(row_table(self.whole.read())[self.numbers]).reshape(self.shape)
 
 
 def choosing_blocks(step: Step) -> frozenset[str]:

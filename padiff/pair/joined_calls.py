@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from padiff.align.matching.parameter_units import without_ones
-from padiff.pair.parameters import Sum
+from padiff.pair.parameters import DerivedSource, Sum
 from padiff.records import (
     BROADCAST,
     LOOP,
@@ -473,24 +473,17 @@ def _inner_axis(shapes: Sequence[Shape], extents: Sequence[int], axis: int) -> i
 
 
 @dataclass(frozen=True, slots=True)
-class _First(TensorSource):
+class _First(DerivedSource):
     """Tensor source of the first places of another one's sequences."""
 
-    source: TensorSource
+    whole: TensorSource
     #: Number of places of a sequence in the source, and here.
     lengths: tuple[int, int]
     #: Axes of the places; empty if the first axis has the places of all sequences, one after the other.
     axes: Shape
 
-    @property
-    def inside(self) -> Sequence[TensorSource]:
-        return (self.source,)
-
-    def made_of(self, inside: Sequence[TensorSource]) -> TensorSource:
-        return replace(self, source=inside[0])
-
     def read(self) -> np.ndarray:
-        values, (length, count) = self.source.read(), self.lengths
+        values, (length, count) = self.whole.read(), self.lengths
         for axis in self.axes:
             values = np.take(values, np.arange(count), axis)
         if not self.axes:

@@ -34,8 +34,8 @@ def alone(records: Both[Iterable[Record]]) -> list[RecordPair]:
     return [RecordPair(a, None) for a in records.reference] + [RecordPair(None, b) for b in records.candidate]
 
 
-class _Made(TensorSource):
-    """Tensor source computed from other sources."""
+class DerivedSource(TensorSource):
+    """Tensor source computed from another source."""
 
     __slots__ = ()
     whole: TensorSource
@@ -53,7 +53,7 @@ class _Made(TensorSource):
 
 
 @dataclass(frozen=True, slots=True)
-class _Rows(_Made):
+class _Rows(DerivedSource):
     """Tensor source of some rows of another source's parameter."""
 
     whole: TensorSource
@@ -64,7 +64,7 @@ class _Rows(_Made):
 
 
 @dataclass(frozen=True, slots=True)
-class _Columns(_Made):
+class _Columns(DerivedSource):
     """Tensor source of some features of another source's output."""
 
     whole: TensorSource
@@ -77,7 +77,7 @@ class _Columns(_Made):
 
 
 @dataclass(frozen=True, slots=True)
-class _Flat(_Made):
+class _Flat(DerivedSource):
     """Tensor source of another source's values in another shape."""
 
     whole: TensorSource
