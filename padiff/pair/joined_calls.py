@@ -551,9 +551,9 @@ def _labels(step: Step) -> list[int]:
 
 def _lengths(steps: Both[Step], pairs: Sequence[tuple[str, str]]) -> Both[int] | None:
     """Return the lengths of integer sequences that begin alike, of which one is longer; `None` if there are none."""
-    for paths in pairs:
-        sides = steps.zip(Both(*paths)).map(lambda side: _integers(*side))
-        for reference, candidate in product(*sides):
+    integers = steps.map(_integers)
+    for paths in pairs if all(integers) else ():
+        for reference, candidate in product(*(side.get(path, ()) for side, path in zip(integers, paths))):
             differing = [k for k, extents in enumerate(zip(reference.shape, candidate.shape)) if len({*extents}) > 1]
             if len(reference.shape) != len(candidate.shape) or len(differing) != 1:
                 continue
@@ -567,9 +567,13 @@ def _lengths(steps: Both[Step], pairs: Sequence[tuple[str, str]]) -> Both[int] |
     return None
 
 
-def _integers(step: Step, path: str) -> list[Record]:
-    inputs = (record for record in step.records if record.stage == "input" and record.layer == path)
-    return [record for record in inputs if "int" in record.dtype]
+def _integers(step: Step) -> dict[str, list[Record]]:
+    """Return the inputs of layers that are integers, by path of the layer."""
+    integers: dict[str, list[Record]] = defaultdict(list)
+    for record in step.records:
+        if record.stage == "input" and record.layer != LOOP and "int" in record.dtype:
+            integers[record.layer].append(record)
+    return integers
 
 
 def _cut_shape(record: Record, partner: Record | None, length: int, count: int) -> Shape:

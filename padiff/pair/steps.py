@@ -386,7 +386,7 @@ def _line_up(gradients: Both[list[Record]], repeats: Both[list[Record]]) -> None
         if partner is None:
             unmatched.reference.append(record)
             continue
-        unmatched.candidate.remove(partner)
+        unmatched.candidate[:] = [candidate for candidate in unmatched.candidate if candidate is not partner]
         both.reference.append(record)
         both.candidate.append(partner)
     if not _add_up(unmatched, repeats):
