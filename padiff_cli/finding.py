@@ -29,7 +29,7 @@ from padiff.system.frames import variables
 from padiff.system.guard import reraise_from_signal_handler
 from padiff_cli.after_import import AfterImport
 from padiff_cli.guard import guarded
-from padiff_cli.run.iterations import Iterations, stepping_around
+from padiff_cli.run.iterations import Iterations, called_around, stepping_around
 
 SEVERAL = "several optimizers step in it"
 
@@ -186,7 +186,10 @@ class ModelFinder(ABC):
             layer: a layer that the loop is calling.
         """
         seen = {key for model in models.values() for key in _owned(model)}
-        named = [(label, value) for label, value in variables(frame) if is_frozen(value)]
+        held = {id(value): value for _, value in variables(frame) if _has_parameters(value)}
+        called = called_around(frame, [value for value in held.values() if not value.training])
+        chosen = {id(value) for value in (*called, *filter(_is_frozen, held.values()))}
+        named = [(label, value) for label, value in variables(frame) if id(value) in chosen]
         if layer is not None and not _owned(layer) & seen:
             label = next((label for label, value in variables(frame) if value is layer), type(layer).__name__.lower())
             named.append((label, layer))
@@ -490,15 +493,19 @@ def _owned(layer: Any) -> set[int]:
     return {id(tensor) for node in walk(layer, framework) for _, tensor, _ in framework.layers.parameters(node.layer)}
 
 
-def is_frozen(value: Any) -> bool:
-    """Return True if a value is a layer with parameters, none of which trains, or one in evaluation mode."""
+def _has_parameters(value: Any) -> bool:
+    """Return True if a value is a layer with parameters."""
     try:
         framework = framework_of(value)
     except PadiffError:
         return False
-    trainable = framework.tensors.trainable
-    parameters = [tensor for _, tensor in parameters_of(value, framework)] if framework.layers.is_model(value) else []
-    return bool(parameters) and not (value.training and any(trainable(tensor) for tensor in parameters))
+    return framework.layers.is_model(value) and any(True for _ in parameters_of(value, framework))
+
+
+def _is_frozen(layer: Any) -> bool:
+    """Return True if none of a layer's parameters trains."""
+    framework = framework_of(layer)
+    return not any(framework.tensors.trainable(tensor) for _, tensor in parameters_of(layer, framework))
 
 
 def _has_compiled() -> bool:

@@ -532,7 +532,7 @@ def with_equal_lengths(steps: Both[Step], pairs: Sequence[tuple[str, str]]) -> t
                     return steps, left_alone  # the loss is of all places
                 is_seen = True
             cut.append(replace(record, shape=shape, source=source))
-    if not is_seen and _labels(longer) != _labels(shorter):
+    if not is_seen and not _has_as_many_labels(steps):
         return steps, left_alone
     alone = left_alone.swapped(swapped)
     alone.reference.extend(record for record in longer.records if id(record) in uncut[0])
@@ -541,12 +541,16 @@ def with_equal_lengths(steps: Both[Step], pairs: Sequence[tuple[str, str]]) -> t
     return Both(replace(longer, records=cut), replace(shorter, records=kept)).swapped(swapped), left_alone
 
 
-def _labels(step: Step) -> list[int]:
-    """Return the numbers of labels that the loss functions of a step get."""
-    labels = (
-        r for r in step.records if r.layer == LOOP and r.stage == "loss" and r.slot.endswith((".labels", ".target"))
+def _has_as_many_labels(steps: Both[Step]) -> bool:
+    """Return True if the loss functions of both steps get as many labels."""
+    reference, candidate = steps.map(
+        lambda step: sorted(
+            math.prod(record.shape)
+            for record in step.records
+            if record.layer == LOOP and record.stage == "loss" and record.slot.endswith((".labels", ".target"))
+        )
     )
-    return sorted(math.prod(record.shape) for record in labels)
+    return reference == candidate != []
 
 
 def _lengths(steps: Both[Step], pairs: Sequence[tuple[str, str]]) -> Both[int] | None:
@@ -559,7 +563,7 @@ def _lengths(steps: Both[Step], pairs: Sequence[tuple[str, str]]) -> Both[int] |
                 continue
             lengths = Both(reference.shape[differing[0]], candidate.shape[differing[0]])
             if reference.source.sketched or candidate.source.sketched:
-                return lengths if _labels(steps.reference) == _labels(steps.candidate) != [] else None
+                return lengths if _has_as_many_labels(steps) else None
             places = np.arange(min(lengths))
             begins = [np.take(np.asarray(record.value), places, differing[0]) for record in (reference, candidate)]
             if len(places) > 1 and np.array_equal(begins[0], begins[1]):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import ast
 import inspect
 import linecache
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from types import CodeType, FrameType, FunctionType, MethodType, ModuleType
 from typing import Any
@@ -77,13 +77,22 @@ class Iterations:
 
 def stepping_around(frame: FrameType | None, optimizers: Sequence[Any]) -> list[Any]:
     """Return those of the optimizers that the loops around a frame call ``step()`` of, as far as the source tells."""
-    known = {id(optimizer): optimizer for optimizer in optimizers}
+    return _used_around(frame, optimizers, _stepping)
+
+
+def called_around(frame: FrameType | None, layers: Sequence[Any]) -> list[Any]:
+    """Return those of the layers that the loops around a frame call, as far as the source tells."""
+    return _used_around(frame, layers, _calling)
+
+
+def _used_around(frame: FrameType | None, things: Sequence[Any], using: _Using) -> list[Any]:
+    known = {id(thing): thing for thing in things}
     sites: set[int] = set()
     for user in user_frames(frame):
         loops = [node for node in _path(user) or () if isinstance(node, _LOOPS)]
         if loops:
-            sites |= _sites([loops[0]], _Scope(locals_of(user), user.f_globals), known)
-    return [optimizer for key, optimizer in known.items() if key in sites]
+            sites |= _sites([loops[0]], _Scope(locals_of(user), user.f_globals), known, using)
+    return [thing for key, thing in known.items() if key in sites]
 
 
 def _is_last(frames: Sequence[FrameType], known: Mapping[int, Any], missing: set[int]) -> bool:
@@ -258,8 +267,35 @@ def _optimizers_in(value: Any, known: Mapping[int, Any], depth: int = 2) -> set[
     return {key for item in held for key in _optimizers_in(item, known, depth - 1)}
 
 
-def _sites(nodes: Sequence[ast.AST], scope: _Scope, known: Mapping[int, Any], depth: int = 0) -> set[int]:
-    """Return the optimizers that some code calls ``step()`` of, by itself or in functions that it calls."""
+def _stepping(call: ast.Call, scope: _Scope, known: Mapping[int, Any]) -> set[int]:
+    """Return the optimizers that a call is ``step()`` of."""
+    if not isinstance(call.func, ast.Attribute) or call.func.attr not in _STEPS:
+        return set()
+    sites: set[int] = set()
+    # Of a scaler, the optimizer is the first argument.
+    for part in (call.func.value, *call.args[:1]):
+        value = scope.value(part)
+        if value is _UNKNOWN and isinstance(part, ast.Subscript):
+            value = scope.value(part.value)  # any of a list
+        sites |= _optimizers_in(value, known)
+    return sites
+
+
+def _calling(call: ast.Call, scope: _Scope, known: Mapping[int, Any]) -> set[int]:
+    """Return the layer that a call is of."""
+    return {id(scope.value(call.func))} & known.keys()
+
+
+#: ``using(call, scope, known)``: the ids of what a call uses of some optimizers or layers, by id.
+_Using = Callable[[ast.Call, _Scope, Mapping[int, Any]], set[int]]
+
+
+def _sites(
+    nodes: Sequence[ast.AST], scope: _Scope, known: Mapping[int, Any], using: _Using = _stepping, depth: int = 0
+) -> set[int]:
+    """Return the optimizers that some code calls ``step()`` of, by itself or in functions that it calls; or what else
+    it uses.
+    """
     everything = [node for top in nodes for node in ast.walk(top)]
     scope = _Scope(scope.local, scope.outer)
     for node in everything:
@@ -271,16 +307,10 @@ def _sites(nodes: Sequence[ast.AST], scope: _Scope, known: Mapping[int, Any], de
     for call in everything:
         if not isinstance(call, ast.Call):
             continue
-        if isinstance(call.func, ast.Attribute) and call.func.attr in _STEPS:
-            # Of a scaler, the optimizer is the first argument.
-            for part in (call.func.value, *call.args[:1]):
-                value = scope.value(part)
-                if value is _UNKNOWN and isinstance(part, ast.Subscript):
-                    value = scope.value(part.value)  # any of a list
-                sites |= _optimizers_in(value, known)
+        sites |= using(call, scope, known)
         if depth < _DEEPEST:
             for body, inner in _called(call, scope):
-                sites |= _sites(body, inner, known, depth + 1)
+                sites |= _sites(body, inner, known, using, depth + 1)
     return sites
 
 

@@ -321,8 +321,8 @@ class Net(nn.Module):
         super().__init__()
         self.body, self.middle, self.head = nn.Linear(3, width), nn.Linear(width, 4), nn.Linear(4, 2)
     def forward(self, x): return self.head(self.middle(self.body(x).tanh()))
-student, teacher = Net(5), Net(9)
-teacher.eval()
+student, teacher, unused = Net(5), Net(9), Net(7)
+teacher.eval(); unused.eval()
 optimizer = sgd(student.parameters())
 for i in range(4):
     x = randn(5, 3)
