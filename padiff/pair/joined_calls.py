@@ -532,7 +532,7 @@ def with_equal_lengths(steps: Both[Step], pairs: Sequence[tuple[str, str]]) -> t
                     return steps, left_alone  # the loss is of all places
                 is_seen = True
             cut.append(replace(record, shape=shape, source=source))
-    if not is_seen and not _has_as_many_labels(steps):
+    if not is_seen and not _has_labels(steps, count):
         return steps, left_alone
     alone = left_alone.swapped(swapped)
     alone.reference.extend(record for record in longer.records if id(record) in uncut[0])
@@ -541,16 +541,22 @@ def with_equal_lengths(steps: Both[Step], pairs: Sequence[tuple[str, str]]) -> t
     return Both(replace(longer, records=cut), replace(shorter, records=kept)).swapped(swapped), left_alone
 
 
-def _has_as_many_labels(steps: Both[Step]) -> bool:
-    """Return True if the loss functions of both steps get as many labels."""
-    reference, candidate = steps.map(
+def _has_labels(steps: Both[Step], count: int) -> bool:
+    """Return True if the loss functions of both steps get as many labels, one for each place of the shorter sequences.
+
+    Args:
+        count: number of places of a shorter sequence.
+    """
+    numbers = steps.map(
         lambda step: sorted(
             math.prod(record.shape)
             for record in step.records
             if record.layer == LOOP and record.stage == "loss" and record.slot.endswith((".labels", ".target"))
         )
     )
-    return reference == candidate != []
+    integers = (record for step in steps for records in _integers(step).values() for record in records)
+    sizes = {math.prod(record.shape) for record in integers}
+    return numbers.reference == numbers.candidate and any(k in sizes and k % count == 0 for k in numbers.reference)
 
 
 def _lengths(steps: Both[Step], pairs: Sequence[tuple[str, str]]) -> Both[int] | None:
@@ -563,7 +569,7 @@ def _lengths(steps: Both[Step], pairs: Sequence[tuple[str, str]]) -> Both[int] |
                 continue
             lengths = Both(reference.shape[differing[0]], candidate.shape[differing[0]])
             if reference.source.sketched or candidate.source.sketched:
-                return lengths if _has_as_many_labels(steps) else None
+                return lengths if _has_labels(steps, min(lengths)) else None
             places = np.arange(min(lengths))
             begins = [np.take(np.asarray(record.value), places, differing[0]) for record in (reference, candidate)]
             if len(places) > 1 and np.array_equal(begins[0], begins[1]):
