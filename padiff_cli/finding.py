@@ -186,12 +186,13 @@ class ModelFinder(ABC):
             layer: a layer that the loop is calling.
         """
         seen = {key for model in models.values() for key in _owned(model)}
-        held = {id(value): value for _, value in variables(frame) if _has_parameters(value)}
-        called = called_around(frame, [value for value in held.values() if not value.training])
-        chosen = {id(value) for value in (*called, *filter(_is_frozen, held.values()))}
-        named = [(label, value) for label, value in variables(frame) if id(value) in chosen]
+        values = list(variables(frame))
+        held = [(label, value) for label, value in values if _has_parameters(value)]
+        called = called_around(frame, [value for _, value in held if not value.training])
+        chosen = set(map(id, called))
+        named = [(label, value) for label, value in held if id(value) in chosen or _is_frozen(value)]
         if layer is not None and not _owned(layer) & seen:
-            label = next((label for label, value in variables(frame) if value is layer), type(layer).__name__.lower())
+            label = next((label for label, value in values if value is layer), type(layer).__name__.lower())
             named.append((label, layer))
         frozen: dict[str, Any] = {}
         for label, value in sorted(named, key=lambda item: -len(_owned(item[1]))):  # what holds others comes first

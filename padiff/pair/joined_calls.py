@@ -222,7 +222,7 @@ def asked_output(record: Record) -> str:
 
 
 class _Output(NamedTuple):
-    """An output of a call, with its norm: most outputs are told apart by their norms."""
+    """An output of a call, with its norm: most outputs have different norms."""
 
     record: Record
     norm: float
@@ -517,15 +517,15 @@ def with_equal_lengths(steps: Both[Step], pairs: Sequence[tuple[str, str]]) -> t
     for record in sorted(longer.records, key=lambda record: record.order):
         partner = others.get((partners.get(record.layer, ""), record.stage, record.slot, record.call))
         is_inside = record.layer != LOOP and record.stage not in PARAMETER_STAGES
-        shape = _cut_shape(record, partner, length, count) if is_inside else record.shape
-        if shape == record.shape:
+        axes = _axes_of_places(record, partner, length, count) if is_inside else None
+        if axes is None:
             cut.append(record)
         elif record.source.sketched or record.part is not None:
             uncut[0].add(id(record))
             uncut[1].update([] if partner is None else [id(partner)])
         else:
-            axes = tuple(k for k, extent in enumerate(shape) if extent != record.shape[k] == length)
-            axes = () if shape[:1] == (record.shape[0] // length * count,) and record.shape[0] != length else axes
+            shape = tuple(count if k in axes else extent for k, extent in enumerate(record.shape))
+            shape = shape if axes else (shape[0] // length * count, *shape[1:])
             source = _First(record.source, (length, count), axes)
             if record.stage == "backward" and not is_seen:
                 if not math.isclose(_norm(record), float(np.linalg.norm(source.read())), rel_tol=_AGREES):
@@ -586,19 +586,23 @@ def _integers(step: Step) -> dict[str, list[Record]]:
     return integers
 
 
-def _cut_shape(record: Record, partner: Record | None, length: int, count: int) -> Shape:
-    """Return the shape of a tensor of longer sequences, cut as its partner is; its own shape if it has no places."""
-    places = tuple(count if extent == length else extent for extent in record.shape)
-    if partner is None:
-        return places if record.stage == "input" and "int" in record.dtype else record.shape
-    shape = partner.shape
-    if len(shape) == len(record.shape) > 0:
+def _axes_of_places(record: Record, partner: Record | None, length: int, count: int) -> Shape | None:
+    """Return the axes of a tensor along which it has the places of longer sequences, where its partner has fewer.
+
+    Returns:
+        No axes if the first one has the places of all sequences, one after the other; `None` if nothing is to be cut.
+    """
+    shape = None if partner is None else partner.shape
+    if shape is None and not (record.stage == "input" and "int" in record.dtype):
+        return None
+    if shape is not None and len(shape) == len(record.shape) and shape != record.shape:
         if all(extent == other or (extent, other) == (length, count) for extent, other in zip(record.shape, shape)):
-            return shape
-        rows, rest = record.shape[0], record.shape[1:]
-        if (rows // length * count, *rest) == shape and rows % length == 0:
-            return shape
-    return places if sorted(places) == sorted(shape) else record.shape
+            return tuple(k for k, extent in enumerate(shape) if extent != record.shape[k])
+        if (record.shape[0] // length * count, *record.shape[1:]) == shape and record.shape[0] % length == 0:
+            return ()
+    axes = tuple(k for k, extent in enumerate(record.shape) if extent == length)
+    cut = sorted(count if extent == length else extent for extent in record.shape)
+    return axes if axes and (shape is None or cut == sorted(shape)) else None
 
 
 # Channels first and last, sequence and batch first, heads before and after the sequence.

@@ -688,8 +688,7 @@ def _branches(fault: Fault, project: Project) -> Iterator[Proposal]:
             line_removed(source, first),
             Edit(source.file, *source.span(argument), source.code(first.value)),
         )
-        words = f"the sum takes `{name}` as it is before `{source.code(first.value.func)}`"
-        yield Proposal(edits, words, _GUESSED)
+        yield Proposal(edits, f"the sum takes `{name}` as it is before `{source.code(first.value.func)}`", _GUESSED)
 
 
 def _block(source: Source, statement: ast.stmt) -> list[ast.stmt]:

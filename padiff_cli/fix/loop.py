@@ -110,9 +110,7 @@ class LoopRules(Drafts):
                     yield Proposal(_moved(source, statement, step), "gradients are zeroed after each step", CALLS)
             if not source.calls("zero_grad", "clear_grad"):
                 yield Proposal(
-                    (line_after(source, step, f"{name}.{method}()"),),
-                    "gradients are zeroed after each step",
-                    CALLS,
+                    (line_after(source, step, f"{name}.{method}()"),), "gradients are zeroed after each step", CALLS
                 )
 
     def _schedule(self) -> Iterator[Proposal]:

@@ -251,6 +251,18 @@ def test_a_fault_beside_repeated_calls_is_placed(faults, stage, slot, tmp_path):
     assert first.cause is None or not (first.cause.proven and "micro-batch" in first.cause.sentence)
 
 
+def _recorded(folder, net, optimizer, losses, **options):
+    """Train with losses, each made by a function when its step begins, and return the folder of the run."""
+    clear = getattr(optimizer, "zero_grad", None) or optimizer.clear_grad
+    with padiff.record(net, folder, optimizer=optimizer, **options) as rec:
+        for loss in losses:
+            clear()
+            loss().backward()
+            optimizer.step()
+            rec.try_dump()
+    return folder
+
+
 def _equation(folder, viscosity=1.0, keeps=True):
     """Three steps toward u_t + u u_x = nu u_xx; the reference calls the net twice and asks for each gradient alone."""
     points = np.random.default_rng(1).uniform(-1, 1, (20, 2)).astype("float32")
@@ -285,14 +297,7 @@ def _equation(folder, viscosity=1.0, keeps=True):
             u_xx = paddle.grad(u_x, x, create_graph=keeps)[0]
             return ((u - paddle.to_tensor(given)) ** 2).mean() + ((u_t + u * u_x - viscosity * u_xx) ** 2).mean()
 
-    with padiff.record(net, folder, optimizer=optimizer) as rec:
-        for _ in range(3):
-            optimizer.zero_grad() if folder.name == "reference" else optimizer.clear_grad()
-            loss = error()
-            loss.backward()
-            optimizer.step()
-            rec.try_dump()
-    return folder
+    return _recorded(folder, net, optimizer, [error] * 3)
 
 
 @pytest.mark.parametrize(
@@ -338,22 +343,17 @@ def _scoring(folder, scale=1.0):
         net = _ScoredAtOnce()
         padiff.start_from(folder.parent / "reference", net)
         optimizer = paddle.optimizer.Adam(1e-2, parameters=net.parameters())
-    with padiff.record(net, folder, optimizer=optimizer) as rec:
-        for _ in range(6):
-            memory, queries = rng.normal(size=(4, 5, 6)).astype("float32"), rng.normal(size=(4, 3, 6)).astype("float32")
-            labels = rng.integers(0, 3, (4, 3))
-            if folder.name == "reference":
-                outs = [net(torch.tensor(memory), torch.tensor(queries[:, k])) for k in range(3)]
-                loss = sum(torch.nn.functional.cross_entropy(o, torch.tensor(labels[:, k])) for k, o in enumerate(outs))
-                optimizer.zero_grad()
-            else:
-                scores = net(paddle.to_tensor(memory), paddle.to_tensor(queries * scale))
-                loss = 3 * paddle.nn.functional.cross_entropy(scores, paddle.to_tensor(labels))
-                optimizer.clear_grad()
-            loss.backward()
-            optimizer.step()
-            rec.try_dump()
-    return folder
+
+    def loss():
+        memory, queries = rng.normal(size=(4, 5, 6)).astype("float32"), rng.normal(size=(4, 3, 6)).astype("float32")
+        labels = rng.integers(0, 3, (4, 3))
+        if folder.name == "reference":
+            outs = [net(torch.tensor(memory), torch.tensor(queries[:, k])) for k in range(3)]
+            return sum(torch.nn.functional.cross_entropy(o, torch.tensor(labels[:, k])) for k, o in enumerate(outs))
+        scores = net(paddle.to_tensor(memory), paddle.to_tensor(queries * scale))
+        return 3 * paddle.nn.functional.cross_entropy(scores, paddle.to_tensor(labels))
+
+    return _recorded(folder, net, optimizer, [loss] * 6)
 
 
 def test_repeated_calls_are_merged_in_steps_that_have_drifted(tmp_path):
@@ -417,15 +417,13 @@ def _masked(folder, kept, as_bool=False):
 
     net = Pooled()
     optimizer = torch.optim.SGD(net.parameters(), 0.1)
-    with padiff.record(net, folder, optimizer=optimizer) as rec:
-        for _ in range(3):
-            x = torch.tensor(rng.normal(size=(4, 6, 4)).astype("float32"))
-            mask = torch.tensor(kept) if as_bool else torch.tensor(np.where(kept, 0.0, -1e9).astype("float32"))
-            optimizer.zero_grad()
-            net(x, mask).square().mean().backward()
-            optimizer.step()
-            rec.try_dump()
-    return folder
+
+    def loss():
+        x = torch.tensor(rng.normal(size=(4, 6, 4)).astype("float32"))
+        mask = torch.tensor(kept) if as_bool else torch.tensor(np.where(kept, 0.0, -1e9).astype("float32"))
+        return net(x, mask).square().mean()
+
+    return _recorded(folder, net, optimizer, [loss] * 3)
 
 
 def test_a_mask_in_another_form_is_no_difference_and_another_mask_is(tmp_path):
@@ -471,17 +469,14 @@ def _predicting(folder, whole, shift=1, drop=0, detail="auto"):
         net, tensor, functions = _TokensOfPaddle(), paddle.to_tensor, paddle.nn.functional
         padiff.start_from(folder.parent / "reference", net)
         optimizer = paddle.optimizer.SGD(0.1, parameters=net.parameters())
-    with padiff.record(net, folder, optimizer=optimizer, detail=detail) as rec:
-        for _ in range(3):
-            ids = rng.integers(0, 12, (4, 7))[:, drop:]
-            scores = net(tensor(ids))[:, :-1] if whole else net(tensor(ids[:, :-1]))
-            labels = tensor(np.ascontiguousarray(ids[:, shift:][:, : ids.shape[1] - 1]))
-            loss = functions.cross_entropy(scores.reshape([-1, 12]), labels.reshape([-1]))
-            (optimizer.zero_grad if folder.name == "reference" else optimizer.clear_grad)()
-            loss.backward()
-            optimizer.step()
-            rec.try_dump()
-    return folder
+
+    def loss():
+        ids = rng.integers(0, 12, (4, 7))[:, drop:]
+        scores = net(tensor(ids))[:, :-1] if whole else net(tensor(ids[:, :-1]))
+        labels = tensor(np.ascontiguousarray(ids[:, shift:][:, : ids.shape[1] - 1]))
+        return functions.cross_entropy(scores.reshape([-1, 12]), labels.reshape([-1]))
+
+    return _recorded(folder, net, optimizer, [loss] * 3, detail=detail)
 
 
 @pytest.mark.parametrize("detail", ["auto", "sketch"])

@@ -8,11 +8,11 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from padiff.align import Alignment, LayerPair
+from padiff.align.matching.parameter_units import containers_of
 from padiff.frameworks.catalog import LAYERS, OPTIMIZERS, SPELLINGS, ArgumentNames, checked_fix, is_loss, number_text
 from padiff.frameworks.settings import LAYER_SETTINGS
 from padiff.model import equivalents
-from padiff.records import ROOT, Both, Difference, Layer
-from padiff.records.recorded import is_below
+from padiff.records import ROOT, Both, Difference, Layer, is_below
 from padiff.system.code import literal
 
 # How many parameters a line names.
@@ -335,19 +335,16 @@ def mode_differences(
     ]
     alike = [pair.candidate.path for pair, training in pairs if training.reference == training.candidate]
     partners = {pair.candidate.path: pair.reference.path for pair in alignment.pairs}
-    (reference_trains, reference_others), (candidate_trains, candidate_others) = reference_modes, candidate_modes
 
     def is_wrong(path: str, expected: bool) -> bool:
         if path in partners:
-            expected = reference_trains is not (partners[path] in reference_others)
-        return (candidate_trains is not (path in candidate_others)) != expected
+            expected = _is_on(partners[path], *reference_modes)
+        return _is_on(path, *candidate_modes) != expected
 
     for pair, training in pairs:
         if training.reference != training.candidate:
             # The outermost layer in which none has the right mode.
-            parts = [] if pair.candidate.path == ROOT else pair.candidate.path.split(".")
-            above = [ROOT, *(".".join(parts[:k]) for k in range(1, len(parts)))]
-            above = [path for path in above if is_wrong(path, training.reference)]
+            above = [path for path in containers_of(pair.candidate.path) if is_wrong(path, training.reference)]
             outer = (path for path in above if not any(path == ROOT or is_below(each, path) for each in alike))
             yield Difference(
                 "mode",
@@ -380,9 +377,14 @@ def modes_of(settings: Mapping[str, Any]) -> tuple[bool, frozenset[str]] | None:
     return settings["training"], frozenset(others if isinstance(others, list) else ())
 
 
+def _is_on(path: str, training: bool, others: Collection[str]) -> bool:
+    """Return True if a layer is in training mode, given the result of `modes_of`."""
+    return training is not (path in others)
+
+
 def trains(layer: Layer, training: bool, others: Collection[str]) -> bool:
     """Return True if a layer trains, given the result of `modes_of`."""
-    on = training is not (layer.path in others)
+    on = _is_on(layer.path, training, others)
     # With global statistics, a BatchNorm uses its running statistics in both modes.
     return on and not (_is_batch_norm(layer) and layer.settings.get("use_global_stats") is True)
 

@@ -27,7 +27,7 @@ from padiff.compare.diagnose.loss_calls import (
     source_cause,
     spelled,
 )
-from padiff.compare.diagnose.traced import Graph
+from padiff.compare.diagnose.place import graphs_of
 from padiff.compare.judge.drift import was_excused
 from padiff.compare.measure.operands import operands
 from padiff.errors import RunFolderError, SketchOnlyError
@@ -393,7 +393,7 @@ def _is_used_otherwise(scene: DiffContext, calls: Both[LossCall]) -> bool:
     steps, call = scene.sides(scene.number), scene.diff.pair.anchor.call
     if steps is None:
         return False
-    graphs = steps.map(lambda step: Graph(step.trace))
+    graphs = graphs_of(steps, scene.runs.map(lambda run: run.info))
     starts = graphs.map(lambda graph: graph.noted.get("backward", ()))
     if min(map(len, starts)) <= call or any(each.output is None or each.output.size != 1 for each in calls):
         return False

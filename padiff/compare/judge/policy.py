@@ -43,7 +43,7 @@ _MADE_UP = 0.01
 _SCALED = 1e-4
 # Relative distance from a number of two digits, as limits of clipping are, within which a norm is one. Chosen.
 _ROUND = 2e-5
-# How often each value of an input occurs on average, of which one side has another value in each place. Chosen.
+# How often each value of an input has to occur on average, where each side has values of its own. Chosen.
 _OFTEN = 4
 # Slots of labels among a model's inputs.
 _LABELS = frozenset({"input.labels", "input.label"})

@@ -866,7 +866,7 @@ class _Agreement:
     Attributes:
         partners: tensors of the candidate that agree with one of the reference's, also with rows in another order.
         twins: tensors of the reference that agree with one of the candidate's, each with the first one of its values.
-        opposites: tensors of the reference and of the candidate that agree but for the sign.
+        opposites: tensors of the reference and of the candidate that agree except for the sign.
     """
 
     partners: dict[int, int]
@@ -959,7 +959,7 @@ def _first_calls(
     graphs: Both[Graph], agreement: _Agreement, ends: Both[int]
 ) -> tuple[Both[list[TracedCall]], Both[list[list[int]]]]:
     """Return the calls before two ends whose inputs all agree and whose outputs do not, and the inputs of each call as
-    tensors of the reference; -1 for one that agrees but for the sign. None if something else goes in, too.
+    tensors of the reference; -1 for one that agrees except for the sign. None if something else goes in, too.
     """
     firsts: Both[list[TracedCall]] = Both([], [])
     inputs: Both[list[list[int]]] = Both([], [])

@@ -11,6 +11,7 @@ from itertools import pairwise
 from padiff.compare.coverage import stacks_of
 from padiff.compare.diagnose.hypotheses import parameter_history
 from padiff.compare.diagnose.hypotheses.diff_context import DiffContext, place_of
+from padiff.compare.diagnose.place import graphs_of
 from padiff.compare.diagnose.traced import Graph
 from padiff.compare.judge.missing_records import whole_stage_missing
 from padiff.compare.measure.pairs import measure_pair
@@ -249,7 +250,7 @@ def not_detached(scene: DiffContext) -> Iterator[Cause]:
     rest, surplus = getattr(fires, fewer), getattr(fires, more)
     limit = scene.diff.judgement.limit if scene.diff.judgement is not None else 0.0
     agrees = all(_distance(one, other, scene.diff.pair) <= limit for one, other in zip(rest, surplus[1:]))
-    graphs = steps.zip(scene.runs).map(lambda side: Graph(side[0].trace, side[1].info.layers))
+    graphs = graphs_of(steps, scene.runs.map(lambda run: run.info))
     cut = _cut_outputs(getattr(graphs, fewer), getattr(pair, fewer))
     other_cut = _cut_outputs(getattr(graphs, more), getattr(pair, more))
     if not agrees or other_cut:
@@ -358,7 +359,7 @@ def _without_backward(scene: DiffContext) -> Iterator[Cause]:
     steps = scene.sides(scene.number)
     if steps is None:
         return
-    graphs = steps.zip(scene.runs).map(lambda side: Graph(side[0].trace, side[1].info.layers))
+    graphs = graphs_of(steps, scene.runs.map(lambda run: run.info))
     ends = graphs.map(lambda graph: [*graph.noted.get("backward", ())])
     side, partner = SIDES if len(ends.reference) < len(ends.candidate) else SIDES.swapped()
     graph, remaining = getattr(graphs, partner), [getattr(graphs, side).scalar(end) for end in getattr(ends, side)]
@@ -468,7 +469,7 @@ def _detached(scene: DiffContext) -> Iterator[Cause]:
     if steps is None or scene.diff.pair.anchor.layer == LOOP or not all(step.trace.functions for step in steps):
         return
     infos = scene.runs.map(lambda run: run.info)
-    graphs = steps.zip(infos).map(lambda side: Graph(side[0].trace, side[1].layers))
+    graphs = graphs_of(steps, infos)
     cuts = _unshared(scene, graphs, graphs.map(_cuts))
     if bool(cuts.reference) == bool(cuts.candidate):
         return

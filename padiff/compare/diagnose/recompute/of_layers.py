@@ -13,6 +13,7 @@ import numpy as np
 from padiff.compare.declared.layers import modes_of, trains
 from padiff.compare.diagnose.computing.formula import Formula, UnknownError
 from padiff.compare.diagnose.computing.layer_formulas import Called, writings
+from padiff.compare.diagnose.place import graphs_of
 from padiff.compare.diagnose.traced import Graph
 from padiff.compare.judge.limits import COARSENESS, coarse
 from padiff.errors import PadiffError
@@ -239,7 +240,7 @@ class Recorded:
 def recorded(steps: Both[Step], infos: Both[RunInfo], graphs: Both[Graph] | None = None) -> Both[Recorded]:
     """Return the records of both sides' step; graphs are built from the traces by default."""
     if graphs is None:
-        graphs = steps.zip(infos).map(lambda side: Graph(side[0].trace, side[1].layers))
+        graphs = graphs_of(steps, infos)
     return steps.zip(infos.zip(graphs)).map(lambda side: Recorded(side[0], *side[1]))
 
 

@@ -88,7 +88,7 @@ class DeclaredRule:
         return cls(rule, settings, number if isinstance(number, int) else 0)
 
     def is_like(self, other: DeclaredRule) -> bool:
-        """Return True if another rule is the same with the same settings, but for the precision of their numbers."""
+        """Return True if another rule is the same with the same settings, up to the precision of their numbers."""
         settings = ((self.settings[name], other.settings.get(name, math.nan)) for name in self.settings)
         return self.rule is other.rule and all(math.isclose(*pair, rel_tol=_SETTINGS) for pair in settings)
 
