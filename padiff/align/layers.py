@@ -42,14 +42,17 @@ def owner_pairs(matches: Sequence[Match], units: Both[list[Unit]]) -> dict[Both[
     Returns:
         The match with the lowest confidence, by the paths of the pair.
     """
-    pure = units.map(lambda side: _pure({u.path for u in side if not u.optional or u.tied or _buffers(u)}))
+    parametrized = units.map(lambda side: any(_PARAMETRIZED in unit.path for unit in side))
+    # Torch keeps what a weight is computed from in layers below its owner, older versions and paddle in the owner.
+    owner = _owner if parametrized.reference is not parametrized.candidate else _path
+    pure = units.map(lambda side: _pure({owner(u) for u in side if not u.optional or u.tied or _buffers(u)}))
     partners: Both[dict[str, set[str]]] = Both(defaultdict(set), defaultdict(set))
     best: dict[Both[str], Match] = {}
     for match in matches:
         for a, b in product(*match):
-            pair = Both(a.path, b.path)
-            partners.reference[a.path].add(b.path)
-            partners.candidate[b.path].add(a.path)
+            pair = Both(owner(a), owner(b))
+            partners.reference[pair.reference].add(pair.candidate)
+            partners.candidate[pair.candidate].add(pair.reference)
             if pair not in best or match.confidence < best[pair].confidence:
                 best[pair] = match
     return {
@@ -58,6 +61,18 @@ def owner_pairs(matches: Sequence[Match], units: Both[list[Unit]]) -> dict[Both[
         if all(path in paths for path, paths in zip(pair, pure))
         if all(len(partner_paths[path]) == 1 for path, partner_paths in zip(pair, partners))
     }
+
+
+_PARAMETRIZED = ".parametrizations."
+
+
+def _path(unit: Unit) -> str:
+    return unit.path
+
+
+def _owner(unit: Unit) -> str:
+    """Return the path of the layer whose weight is computed from a unit, or that owns the unit."""
+    return unit.path.partition(_PARAMETRIZED)[0]
 
 
 def _buffers(unit: Unit) -> bool:

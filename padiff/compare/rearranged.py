@@ -376,6 +376,9 @@ def other_boundaries(
     further = _ending_inside([d for d in wide if _order(d) >= last], steps) if steps is not None and values else []
     whole = _trains_equally(diffs)
     earlier = [d for d in wide if _order(d) < last and _leads_to(d, agreeing, sure, steps, whole)]
+    if whole and steps is not None and values:
+        # All that is left to differ is where a layer ends: one author's encoder takes the norm, the other's model.
+        further += [d for d in wide if d not in [*earlier, *further] and _goes_on(d, steps, anywhere=True)]
     strangers = _of_other_inputs(forward, alignment, steps) if steps is not None else set()
     return frozenset([*(_paths(d) for d in [*earlier, *further, *other_kinds]), *returned, *strangers])
 
@@ -532,8 +535,14 @@ def _is_joined(diff: Diff, steps: Both[Step]) -> bool:
     return False
 
 
-def _goes_on(diff: Diff, steps: Both[Step]) -> bool:
-    """Return True if one side's loop computes what the other's model returns, by one function of its own model's."""
+def _goes_on(diff: Diff, steps: Both[Step], anywhere: bool = False) -> bool:
+    """Return True if one side's loop computes what the other's model returns, by one function of its own model's.
+
+    Args:
+        diff: the diff of an output.
+        steps: the step.
+        anywhere: True for an output of any layer, and any number of functions of any code after it.
+    """
     for record, step, partner in zip(diff.pair.sides, steps, diff.pair.sides.swapped()):
         if record is None or partner is None or record.shape != partner.shape:
             return False
@@ -541,7 +550,10 @@ def _goes_on(diff: Diff, steps: Both[Step]) -> bool:
         layers = (call for call in step.trace.calls if not call.function and (call.layer, call.call) == site)
         outputs = {o.tensor for call in layers for o in call.outputs if o.slot == record.slot}
         for call in step.trace.calls:
-            if call.layer == LOOP and call.outputs and len(call.inputs) == 1 and call.inputs[0].tensor in outputs:
+            inputs = {operand.tensor for operand in call.inputs} & outputs
+            if anywhere and inputs:
+                outputs |= {operand.tensor for operand in call.outputs}
+            if inputs and call.outputs and (anywhere or (call.layer == LOOP and len(call.inputs) == 1)):
                 tensor = step.trace.tensors[call.outputs[0].tensor]
                 if tensor.source is None or tensor.shape != partner.shape:
                     continue

@@ -49,6 +49,9 @@ class Watch(Protocol):
 # have left the processor's cache, and the many results would trigger the garbage collector.
 _AT_ONCE = 200
 
+#: Slots of a linear layer's matrix: the weight, or what weight norm and spectral norm compute it from.
+MATRICES = frozenset({"weight", "weight_v", "weight_orig"})
+
 
 def in_turn(many: Sequence[Any]) -> list[Sequence[Any]]:
     """Return the items in chunks of at most 200."""

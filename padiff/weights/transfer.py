@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from padiff.align import Alignment, ParameterPair, Slice
+from padiff.align.matching.parameter_pairing import is_transposed, stored_as
 from padiff.align.matching.parameter_units import tie_targets
 from padiff.model import equivalents
 from padiff.model.given_map import GivenMap
@@ -37,7 +39,8 @@ def pair_buffers(layers: Both[Layer], buffers: Both[list[Parameter]]) -> list[Pa
     """Pair buffers of two layers that have no partner of their name.
 
     Buffers of one statistic and shape are pairs, and buffers of one shape that share a word of their names; else
-    buffers of one shape and kind of numbers, in the order of definition, if both layers have equally many of them.
+    buffers of one shape and kind of numbers, in the order of definition, if both layers have equally many of them;
+    last a matrix and its transpose (a queue of columns, a bank of rows).
     """
     waiting = buffers.map(list)
     pairs: list[Both[Parameter]] = []
@@ -52,7 +55,15 @@ def pair_buffers(layers: Both[Layer], buffers: Both[list[Parameter]]) -> list[Pa
                 pairs += [Both(*both) for both in zip(*members)]
         paired = {id(p) for pair in pairs for p in pair}
         waiting = waiting.map(lambda side, paired=paired: [p for p in side if id(p) not in paired])  # type: ignore[misc]
-    return [ParameterPair(*(_whole(layer, p) for layer, p in layers.zip(pair))) for pair in pairs]
+    across = [Both(a, b) for a in waiting.reference for b in waiting.candidate if _are_transposes(a, b)]
+    counts = Counter(id(p) for pair in across for p in pair)
+    straight = [(pair, False) for pair in pairs]
+    turned = [(pair, True) for pair in across if all(counts[id(p)] == 1 for p in pair)]
+    return [ParameterPair(*stored_as(layers.map(lambda x: x.path).zip(p), turn)) for p, turn in straight + turned]
+
+
+def _are_transposes(one: Parameter, other: Parameter) -> bool:
+    return is_transposed(Both(one.shape, other.shape)) and _form(one)[1:] == _form(other)[1:]
 
 
 def _statistic(parameter: Parameter) -> tuple[object, ...] | None:
@@ -70,10 +81,6 @@ def _with_word(word: str, parameter: Parameter) -> tuple[object, ...] | None:
 def _form(parameter: Parameter) -> tuple[object, ...]:
     """Return the shape and the kind of numbers of a buffer."""
     return parameter.shape, parameter.dtype.startswith(_FLOATS), "bool" in parameter.dtype
-
-
-def _whole(layer: Layer, parameter: Parameter) -> tuple[Slice, ...]:
-    return (Slice(layer.path, parameter.slot, parameter.shape),)
 
 
 def names_of(layer: Layer, buffers: Sequence[Parameter]) -> list[str]:

@@ -196,15 +196,31 @@ def match_buffers(
             if len(equal) == 1 and sum(_starts_equal(Both(own, equal[0]), seen) for own in references) == 1:
                 other, theirs = equal[0]
                 others.remove(equal[0])
-                both = Both(Slice(path, parameter.slot, parameter.shape), Slice(other.path, theirs.slot, theirs.shape))
-                paired.append(ParameterPair(*both.map(lambda part: (part,))))
+                both = Both((path, parameter), (other.path, theirs))
+                paired.append(ParameterPair(*stored_as(both, is_transposed(both.map(lambda side: side[1].shape)))))
     return paired
+
+
+def stored_as(owned: Both[tuple[str, Parameter]], transposed: bool) -> Iterator[tuple[Slice]]:
+    """Yield the whole of a buffer of each side, with that of the candidate transposed or not."""
+    for (path, parameter), layout in zip(owned, ("out_in" * transposed, "in_out" * transposed)):
+        yield (Slice(path, parameter.slot, parameter.shape, layout),)
+
+
+def is_transposed(shapes: Both[tuple[int, ...]]) -> bool:
+    """Return True if two shapes are those of a matrix and its transpose, and the matrix is oblong."""
+    return (
+        shapes.reference != shapes.candidate
+        and shapes.reference == shapes.candidate[::-1]
+        and len(shapes.reference) == 2
+    )
 
 
 def _starts_equal(owned: Both[Owned], seen: Both[RuntimeEvidence]) -> bool:
     """Return True if two buffers have one shape, of more than one number, and equal values at the start."""
     shapes = owned.map(lambda side: side[1].shape)
-    if shapes.reference != shapes.candidate or math.prod(shapes.reference) < 2:
+    transposed = is_transposed(shapes)
+    if (shapes.reference != shapes.candidate and not transposed) or math.prod(shapes.reference) < 2:
         return False
     values = owned.zip(seen).map(
         lambda side: None if side[1].values is None else side[1].values(side[0][0].path, side[0][1].slot)
@@ -212,7 +228,7 @@ def _starts_equal(owned: Both[Owned], seen: Both[RuntimeEvidence]) -> bool:
     a, b = values
     if isinstance(a, Sketch) and isinstance(b, Sketch):
         return a.is_equal(b)
-    return isinstance(a, np.ndarray) and isinstance(b, np.ndarray) and np.array_equal(a, b)
+    return isinstance(a, np.ndarray) and isinstance(b, np.ndarray) and np.array_equal(a, b.T if transposed else b)
 
 
 def _unmatched_buffers(info: RunInfo, parts: Iterable[Sequence[Slice]]) -> list[Owned]:

@@ -16,6 +16,16 @@ from padiff.records import ROOT, Both, Layer, Parameter, RunInfo
 
 _KIND_OF_SLOT = re.compile(r"(?:^|_)(?:(weight|kernel|gamma|gain|scale|w|g)|(?:bias|beta|shift|offset|b))(?=_|$)")
 
+# What a weight is computed from (weight and spectral norm): torch's parametrizations, under the names of the older hooks
+# of both frameworks.
+_COMPUTED_FROM = {
+    "original": "weight_orig",
+    "original0": "weight_g",
+    "original1": "weight_v",
+    "_u": "weight_u",
+    "_v": "weight_v",
+}
+
 # Weight of a bias's evidence for a layout; it outweighs the evidence of the other side's shapes.
 _BIAS_TELLS = 3
 
@@ -203,7 +213,7 @@ def _groups(layer: Layer) -> dict[str, dict[str, Parameter]]:
     """Return the layer's parameters by unit, each by its role."""
     named: dict[str, dict[str, Parameter]] = {}
     for p in layer.parameters:
-        slot = equivalents.slot(p.slot)
+        slot = _common_slot(p)
         if slot in equivalents.ONE_SIDED or equivalents.stands_for_none(layer, p):
             continue
         if slot in equivalents.STATISTICS:
@@ -212,6 +222,17 @@ def _groups(layer: Layer) -> dict[str, dict[str, Parameter]]:
         group, role = _group_and_role(slot)
         named.setdefault(group, {})[role] = p
     return {group: members for group, members in named.items() if members}
+
+
+def _common_slot(parameter: Parameter) -> str:
+    """Return a parameter's name under the name that the frameworks and their versions share."""
+    return _COMPUTED_FROM.get(parameter.slot, equivalents.slot(parameter.slot))
+
+
+def adds(unit: Unit) -> bool | None:
+    """Return True if the only parameter of a unit is added by its name (a bias), False if it multiplies; else `None`."""
+    found = [_KIND_OF_SLOT.search(_common_slot(parameter)) for parameter in unit.parameters.values()]
+    return not found[0][1] if len(found) == 1 and found[0] is not None else None
 
 
 def contradict(slots: Both[str]) -> bool:
@@ -251,7 +272,7 @@ def _unit(layer: Layer, group: str, parameters: dict[str, Parameter], defined: i
     signature = _signature(parameters, layout, "")
     if weight is not None and len(parameters) == 1 and weight.role == "buffer":
         # A table or a mask: matches need the same name and dtype.
-        signature = ((f"{weight.slot} {weight.dtype}", weight.shape),)
+        signature = ((f"{_common_slot(weight)} {weight.dtype}", weight.shape),)
     return Unit(layer, group, kind, parameters, defined, layout, optional, signature=signature)
 
 

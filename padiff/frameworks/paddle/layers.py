@@ -10,7 +10,7 @@ from typing import Any
 import paddle
 from paddle.jit.dy2static.program_translator import ASTStaticFunction, StaticFunction
 
-from padiff.frameworks.base import Each, compared, evaluating_in
+from padiff.frameworks.base import MATRICES, Each, compared, evaluating_in
 from padiff.frameworks.settings import plain_settings, warn_of_compiled
 
 #: An attribute of parameters whose memory the third stage of group sharding releases between the layer's calls.
@@ -126,9 +126,11 @@ def kind(layer: Any) -> str:
 def layout(layer: Any, slot: str) -> str:
     # Linear of `paddle.compat`, which imitates torch's, has the matrix in torch's layout.
     compat = getattr(sys.modules.get("paddle.compat.nn"), "Linear", None)
-    if slot == "weight" and compat is not None and isinstance(layer, compat):
+    if slot not in MATRICES:
+        return ""
+    if compat is not None and isinstance(layer, compat):
         return "out_in"
-    return "in_out" if slot == "weight" and isinstance(layer, paddle.nn.Linear) else ""
+    return "in_out" if isinstance(layer, paddle.nn.Linear) else ""
 
 
 def settings(layer: Any) -> dict[str, Any]:

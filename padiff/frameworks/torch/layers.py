@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from padiff.frameworks.base import Each, compared, evaluating_in
+from padiff.frameworks.base import MATRICES, Each, compared, evaluating_in
 from padiff.frameworks.settings import plain_settings, warn_of_compiled
 from padiff.frameworks.torch import spread
 from padiff.frameworks.torch.calls import compiled_in_place, compiled_paths, compiling_is_off, held, original
@@ -100,7 +100,7 @@ def kind(layer: Any) -> str:
 
 def layout(layer: Any, slot: str) -> str:
     layer = original(layer)
-    if slot != "weight":
+    if slot not in MATRICES:
         return ""
     if isinstance(layer, torch.nn.Linear):
         return "out_in"
