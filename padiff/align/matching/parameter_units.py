@@ -16,8 +16,8 @@ from padiff.records import ROOT, Both, Layer, Parameter, RunInfo
 
 _KIND_OF_SLOT = re.compile(r"(?:^|_)(?:(weight|kernel|gamma|gain|scale|w|g)|(?:bias|beta|shift|offset|b))(?=_|$)")
 
-# What a weight is computed from (weight and spectral norm): torch's parametrizations, under the names of the older hooks
-# of both frameworks.
+# What weight norm and spectral norm compute a weight from: the names of torch's parametrizations, and those of the older
+# hooks and of paddle.
 _COMPUTED_FROM = {
     "original": "weight_orig",
     "original0": "weight_g",
@@ -230,7 +230,7 @@ def _common_slot(parameter: Parameter) -> str:
 
 
 def adds(unit: Unit) -> bool | None:
-    """Return True if the only parameter of a unit is added by its name (a bias), False if it multiplies; else `None`."""
+    """Return True if a unit's only parameter is added, by its name (a bias), False if it multiplies; else `None`."""
     found = [_KIND_OF_SLOT.search(_common_slot(parameter)) for parameter in unit.parameters.values()]
     return not found[0][1] if len(found) == 1 and found[0] is not None else None
 

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
 from functools import partial
+from itertools import chain, product
 
 import numpy as np
 
@@ -126,16 +127,23 @@ def averages(scene: DiffContext, place: PairPlace) -> Averages | None:
     owned = {other: each for other, each in weights.items() if other in trained}
     if is_running(place[1]):
         # Running statistics, which no optimizer trains, follow those of a layer whose weights one does.
-        layers = {layer for layer, _, _ in trained}
-        if place[0] in layers:
+        owned = _statistics_trained(scene)
+        if place in owned:
             return None
-        owned = {other: each for other, each in weights.items() if other[0] in layers and is_running(other[1])}
     fits = (
         _average(pair, before[place], other, owned[other], before[other])
         for other in sources_of(place, owned, pair)
         if {place, other} <= before.keys()
     )
     return next((each for each in fits if each is not None), None)
+
+
+def _statistics_trained(scene: DiffContext) -> dict[PairPlace, Pair]:
+    """Return the running statistics of the layers whose weights an optimizer trains, in this step or in the last."""
+    updates = chain(scene.pairs(scene.number, "update"), scene.pairs(scene.number - 1, "update"))
+    layers = {layer for layer, _, _ in updates}
+    weights = scene.pairs(scene.number, "weight")
+    return {other: each for other, each in weights.items() if other[0] in layers and is_running(other[1])}
 
 
 def _average(pair: Pair, before: Pair, source: PairPlace, late: Pair, early: Pair) -> Averages | None:
@@ -319,8 +327,8 @@ def _of_buffers(scene: DiffContext) -> Iterator[Hypothesis]:
 
     The share is that of the parameters of the same layer; what a batch makes of the statistics is the other side's.
     """
-    for side, other in (SIDES.swapped(), SIDES):
-        predictions = list(_averaged_buffers(scene, side))
+    for (side, other), early in product((SIDES.swapped(), SIDES), (False, True)):
+        predictions = list(_averaged_buffers(scene, side, early))
         if not predictions:
             continue
         sources = " and ".join(dict.fromkeys(f"`{layer}`" for layer, _ in predictions))
@@ -334,35 +342,55 @@ def _of_buffers(scene: DiffContext) -> Iterator[Hypothesis]:
             text,
             partial(iter, [prediction for _, prediction in predictions]),
             "running means",
-            tried=2,
+            free=int(early),
+            tried=4,
         )
 
 
-def _averaged_buffers(scene: DiffContext, side: str) -> Iterator[tuple[str, Prediction]]:
-    """Yield the layers whose running statistics are averaged, with the candidate's statistics if ``side`` averages."""
-    weights = scene.pairs(scene.number, "weight")
+def _averaged_buffers(scene: DiffContext, side: str, early: bool) -> Iterator[tuple[str, Prediction]]:
+    """Yield the layers whose running statistics are averaged, with the candidate's statistics if ``side`` averages.
+
+    Args:
+        scene: the first difference.
+        side: the side that averages.
+        early: True if it averages before the batch moves the statistics, False if after.
+    """
+    weights, earlier = scene.pairs(scene.number, "weight"), scene.pairs(scene.number - 1, "weight")
     for place, pair in weights.items():
         layer, slot, call = place
         # A variance is the frameworks' own: biased in paddle, unbiased in torch.
         if equivalents.slot(slot) != "running_mean":
             continue
-        siblings = (each for each in weights if each[0] == layer and not is_running(each[1]))
-        follows = next((average for each in siblings if (average := averages(scene, each)) is not None), None)
-        source = None if follows is None else weights.get((follows.source[0], slot, call))
-        now, other = (None, None) if source is None else alike((pair, source))
-        if follows is None or now is None or other is None or now.reference.shape != other.reference.shape:
+        if early:
+            sources = sources_of(place, _statistics_trained(scene), pair)[:1]
+        else:
+            siblings = (each for each in weights if each[0] == layer and not is_running(each[1]))
+            follows = next((average for each in siblings if (average := averages(scene, each)) is not None), None)
+            share = 0.0 if follows is None else getattr(follows.sides, side).share
+            sources = [(follows.source[0], slot, call)] if follows is not None and 0 < share < 1 else []
+        source = weights.get(sources[0]) if sources else None
+        before = earlier.get(place) if early else pair
+        if source is None or before is None:
             continue
-        share = getattr(follows.sides, side).share
-        if not 0 < share < 1:
+        now, other, was = alike((pair, source, before))
+        if now is None or other is None or was is None or now.reference.shape != other.reference.shape:
             continue
         size = max(float(np.sqrt(np.mean(np.square(values)))) for values in now)
         noise = max(_BUFFER_ROUNDINGS * rounding_of(pair) * size, 1e-300)
-        if side == "candidate":
+        if early:
+            # The batch moves the averaged statistics on by its own share, so that less of the average is left.
+            moved = getattr(other, side) - getattr(was, side)
+            apart = now.candidate - now.reference
+            left = float(np.vdot(apart, moved)) / max(float(np.vdot(moved, moved)), 1e-300)
+            if not 0 < (left if side == "candidate" else -left) < 1 or now.reference.size < _FEWEST:
+                continue
+            predicted = now.reference + left * moved
+        elif side == "candidate":
             predicted = now.reference + share * (other.candidate - now.reference)
         else:
             predicted = (now.reference - share * other.reference) / (1 - share)
         site = f"{layer}/weight/{slot}"
-        yield follows.source[0] or "the model", Prediction(site, now.candidate, predicted, now.reference, noise)
+        yield sources[0][0] or "the model", Prediction(site, now.candidate, predicted, now.reference, noise)
 
 
 def failing(scene: DiffContext, places: Sequence[int], diffs: Sequence[Diff]) -> dict[int, Averages]:
