@@ -16,8 +16,8 @@ from padiff.records import ROOT, Both, Layer, Parameter, RunInfo
 
 _KIND_OF_SLOT = re.compile(r"(?:^|_)(?:(weight|kernel|gamma|gain|scale|w|g)|(?:bias|beta|shift|offset|b))(?=_|$)")
 
-# What weight norm and spectral norm compute a weight from: the names of torch's parametrizations, and those of the older
-# hooks and of paddle.
+# What weight norm and spectral norm compute a weight from: torch's parametrizations under the names of the older hooks
+# and of paddle.
 _COMPUTED_FROM = {
     "original": "weight_orig",
     "original0": "weight_g",
