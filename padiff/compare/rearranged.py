@@ -377,8 +377,8 @@ def other_boundaries(
     whole = _trains_equally(diffs)
     earlier = [d for d in wide if _order(d) < last and _leads_to(d, agreeing, sure, steps, whole)]
     if whole and steps is not None and values:
-        # All that is left to differ is where a layer ends: one author's encoder takes the norm, the other's model.
-        further += [d for d in wide if d not in [*earlier, *further] and _goes_on(d, steps, anywhere=True)]
+        known = {_paths(d) for d in [*earlier, *further]}
+        further += _ending_before([d for d in wide if _paths(d) not in known], steps)
     strangers = _of_other_inputs(forward, alignment, steps) if steps is not None else set()
     return frozenset([*(_paths(d) for d in [*earlier, *further, *other_kinds]), *returned, *strangers])
 
@@ -630,6 +630,18 @@ def _ending_inside(diffs: Sequence[Diff], steps: Both[Step]) -> list[Diff]:
         return [diff for diff in diffs if _several(diff, outputs) and _is_computed_inside(diff, steps)]
     except RunFolderError:
         return []  # a trace is damaged; the figures stay valid
+
+
+def _ending_before(diffs: Sequence[Diff], steps: Both[Step]) -> list[Diff]:
+    """Return the diffs of layers' outputs from which the other side computes, after the layer, its layer's output.
+
+    One author's encoder takes the norm of what it gives, the other's model does so.
+    """
+    try:
+        stray = {_paths(diff) for diff in diffs if not _goes_on(diff, steps, anywhere=True)}
+    except (RunFolderError, SketchOnlyError):
+        return []  # a trace is damaged, or the values can no longer be read; the figures stay valid
+    return [diff for diff in diffs if _paths(diff) not in stray]
 
 
 def _several(diff: Diff, outputs: Both[dict[tuple[str, int], int]]) -> bool:

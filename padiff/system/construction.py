@@ -1078,5 +1078,16 @@ def _attributes(node: ast.AST) -> Iterator[tuple[str, ast.expr]]:
             yield name, given[1]
         return
     for target in targets:
-        if isinstance(target, ast.Attribute) and isinstance(target.value, ast.Name) and target.value.id == "self":
-            yield target.attr, value
+        for each, item in _unpacked(target, value):
+            if isinstance(each, ast.Attribute) and isinstance(each.value, ast.Name) and each.value.id == "self":
+                yield each.attr, item
+
+
+def _unpacked(target: ast.expr, value: ast.expr) -> Iterator[tuple[ast.expr, ast.expr]]:
+    """Yield the targets of an assignment, each with its own expression where the value shows it."""
+    if not isinstance(target, (ast.Tuple, ast.List)):
+        yield target, value
+        return
+    for number, each in enumerate(target.elts):
+        item = None if isinstance(value, ast.Call) else _item(value, number)
+        yield from _unpacked(each, value if item is None else item)

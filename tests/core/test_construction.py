@@ -47,6 +47,9 @@ NET = """
             self.head = nn.Sequential(nn.Linear(4, 4),
                                       nn.Linear(4, 2))
             self.add_module("last", nn.Softmax(-1))
+            self.a, self.b = nn.GELU(), nn.SELU()
+            (self.c, self.d), self.e = [nn.ELU(), nn.Mish()], block(2)
+            self.q, self.k = [nn.Hardtanh() for _ in range(2)]
             self.maybe = nn.Tanh()
             self.maybe = nn.Sigmoid()
 
@@ -66,11 +69,23 @@ NET = """
         ("many.2", "Dropout", "self.many = nn.ModuleList([nn.Dropout(0.1) for _ in range(3)])"),
         ("head.1", "Linear", "nn.Linear(4, 2))"),
         ("last", "Softmax", 'self.add_module("last", nn.Softmax(-1))'),
+        ("a", "GELU", "self.a, self.b = nn.GELU(), nn.SELU()"),
+        ("b", "SELU", "self.a, self.b = nn.GELU(), nn.SELU()"),
+        ("d", "Mish", "(self.c, self.d), self.e = [nn.ELU(), nn.Mish()], block(2)"),
+        ("e.1", "ReLU", "nn.ReLU(),"),
+        ("k", "Hardtanh", "self.q, self.k = [nn.Hardtanh() for _ in range(2)]"),
         ("gone", "Linear", None),  # four calls: which one is not known
     ],
 )
 def test_the_line_that_constructs_a_layer(tmp_path, path, kind, code):
-    layers = {"(root)": "Net", "body": "Sequential", "many": "ModuleList", "head": "Sequential", path: kind}
+    layers = {
+        "(root)": "Net",
+        "body": "Sequential",
+        "many": "ModuleList",
+        "head": "Sequential",
+        "e": "Sequential",
+        path: kind,
+    }
     assert lines_of(tmp_path, NET, layers).get(path) == code
 
 

@@ -50,6 +50,25 @@ def test_buffers_of_other_names_are_carried(kit, names, partners, tmp_path):
         np.testing.assert_array_equal(values(kit, second, partner), values(kit, first, name))
 
 
+def test_a_matrix_is_carried_into_its_transpose(kit, tmp_path):
+    first, second = (
+        net_of(kit, names, 1, shapes)
+        for names, shapes in ((("queue", "scale"), ((4, 6), (6,))), (("spread", "bank"), ((6,), (6, 4))))
+    )
+    assert padiff.assign_weight(first, second)
+    np.testing.assert_array_equal(values(kit, second, "bank"), values(kit, first, "queue").T)
+    np.testing.assert_array_equal(values(kit, second, "spread"), values(kit, first, "scale"))
+
+
+@pytest.mark.parametrize("shapes", [((4, 4), (3,)), ((6, 4), (6, 4))])
+def test_matrices_that_may_be_two_transposes_stay_as_they_are(kit, shapes, capsys):
+    other = tuple(shape[::-1] for shape in shapes) if shapes[0] == shapes[1] else ((4, 4), (5,))
+    first, second = net_of(kit, ("queue", "rows"), 1, shapes), net_of(kit, ("bank", "table"), 2, other)
+    before = values(kit, second, "table").copy()
+    assert padiff.assign_weight(first, second)
+    np.testing.assert_array_equal(values(kit, second, "table"), before)
+
+
 def test_buffers_without_a_partner_are_named(kit, tmp_path, capsys):
     first, second = net_of(kit, ("table", "rows")), net_of(kit, ("bank", "other"), 2, ((4,), (3, 2)))
     before = values(kit, second, "bank").copy()

@@ -288,7 +288,13 @@ class Encoders(paddle.nn.Layer):
             setattr(self, name, paddle.nn.Sequential(paddle.nn.Linear(WIDTH, 12), paddle.nn.BatchNorm1D(12)))
 
 
-def averaged(buffers):
+def averaged(buffers, first=False):
+    """Train one of two encoders, whose copy follows it.
+
+    Args:
+        buffers: True to average the running statistics, too.
+        first: True to average before the copy is called, False after the optimizer's step.
+    """
     paddle.seed(3)
     model = Encoders()
     model.target.set_state_dict(model.online.state_dict())
@@ -298,23 +304,31 @@ def averaged(buffers):
     with padiff.record(model, optimizer=optimizer) as rec:
         for step in range(3):
             x, y = (paddle.to_tensor(X[step + k].numpy()) for k in range(2))
+            output = model.online(y)
+            if first:
+                average(model, buffers)
             with paddle.no_grad():
                 target = model.target(x)
-            loss = (model.online(y) - target).square().mean()
+            loss = (output - target).square().mean()
             loss.backward()
             optimizer.step()
             optimizer.clear_grad()
-            with paddle.no_grad():
-                pairs = zip(model.target.named_parameters(), model.online.parameters())
-                for (name, copy), source in pairs:
-                    if buffers or not name.endswith(("_mean", "_variance")):
-                        copy.set_value(0.9 * copy + 0.1 * source)
+            if not first:
+                average(model, buffers)
             rec.try_dump()
     return rec.run
 
 
-def test_an_average_of_all_parameters_takes_in_paddles_statistics():
-    plain, taken_in = averaged(False), averaged(True)
+@paddle.no_grad()
+def average(model, buffers):
+    for (name, copy), source in zip(model.target.named_parameters(), model.online.parameters()):
+        if buffers or not name.endswith(("_mean", "_variance")):
+            copy.set_value(0.9 * copy + 0.1 * source)
+
+
+@pytest.mark.parametrize("first", [False, True])
+def test_an_average_of_all_parameters_takes_in_paddles_statistics(first):
+    plain, taken_in = averaged(False, first), averaged(True, first)
     for sides, side in (((plain, taken_in), "candidate"), ((taken_in, plain), "reference")):
         cause = first_of(*sides).cause
         assert (cause.kind, cause.proven) == ("average_buffers", True)
