@@ -301,7 +301,7 @@ class Overview:
         looked_at = compared & measured & np.isfinite(errors)
         otherwise = passed & np.isin(rows["rule"], _OTHERWISE)
         noise = passed & judged & ((rows["limit"] > 1) | otherwise)
-        excess[otherwise] = 0.0  # the limit is the error itself
+        excess[noise] = 0.0  # the limit is the error itself, or no error exceeds it
         for kind, mask in enumerate((looked_at & ~noise, looked_at & noise)):
             self._worst[kind], self._largest[kind] = _larger(
                 table, np.flatnonzero(mask), errors, self._worst[kind], self._largest[kind]

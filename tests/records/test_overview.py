@@ -50,8 +50,9 @@ def one_by_one(diffs: list[Diff]) -> tuple[Diff | None, dict[str, StageCounts]]:
         noise = diff.passed and diff.judgement is not None and diff.judgement.limit > 1
         if largest[noise] < error < math.inf:
             worst[noise], largest[noise] = diff, error
-        if diff.excess > stage.excess and math.isfinite(error):
-            stage.worst, stage.excess = diff, diff.excess
+        excess = 0.0 if noise else diff.excess  # a limit that no error exceeds says nothing
+        if excess > stage.excess and math.isfinite(error):
+            stage.worst, stage.excess = diff, excess
     return worst[0] or worst[1], stages
 
 

@@ -642,7 +642,7 @@ class RegionPairing:
                 _lay_open(node, heap, lying_open)
         while any(waiting):
             size = max(chain(*waiting))
-            here = Both(*(heap.pop(size, []) for heap in waiting))
+            here = _with_siblings(Both(*(heap.pop(size, []) for heap in waiting)), waiting)
             for side, heap, lying_open in zip(self._containers(here, open_units), waiting, open_units):
                 for node in side:
                     lying_open.extend(node.units)
@@ -673,6 +673,35 @@ class RegionPairing:
             paired.reference.add(a)
             paired.candidate.add(b)
         return Both(*([node for node in side if node not in done] for side, done in zip(nodes, paired)))
+
+
+def _with_siblings(here: Both[list[LayerNode]], waiting: Both[dict[int, list[LayerNode]]]) -> Both[list[LayerNode]]:
+    """Return the containers of one size, where one side has fewer, with smaller siblings that have no other partner.
+
+    The first block of a stack may hold a table that the other author keeps outside of it: its size is not that of the
+    others. A block that is larger than all of the other side waits for its siblings' size.
+    """
+    for short, long in ((0, 1), (1, 0)):
+        fewer, more = (tuple(here)[k] for k in (short, long))
+        ours, theirs = (tuple(waiting)[k] for k in (short, long))
+        for node in list(fewer):
+            siblings = [
+                (size, each)
+                for size in sorted(ours, reverse=True)
+                for each in ours[size]
+                if each.parent is node.parent and each.layer.type == node.layer.type
+            ]
+            for size, each in siblings:
+                if len(fewer) < len(more) and len(theirs.get(size, ())) < len(ours[size]):
+                    ours[size].remove(each)
+                    fewer.append(each)
+                elif not more and each.bag <= node.bag:
+                    fewer.remove(node)
+                    ours[size].append(node)
+                    break
+        for size in [size for size, nodes in ours.items() if not nodes]:
+            del ours[size]
+    return here
 
 
 def _lay_open(node: LayerNode, waiting: dict[int, list[LayerNode]], lying_open: list[Unit]) -> None:

@@ -362,7 +362,8 @@ def _averaged_buffers(scene: DiffContext, side: str, early: bool) -> Iterator[tu
         if equivalents.slot(slot) != "running_mean":
             continue
         if early:
-            sources = sources_of(place, _statistics_trained(scene), pair)[:1]
+            trained = _statistics_trained(scene)
+            sources = [] if place in trained else sources_of(place, trained, pair)[:1]
         else:
             siblings = (each for each in weights if each[0] == layer and not is_running(each[1]))
             follows = next((average for each in siblings if (average := averages(scene, each)) is not None), None)
