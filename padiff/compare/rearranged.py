@@ -376,7 +376,7 @@ def other_boundaries(
     further = _ending_inside([d for d in wide if _order(d) >= last], steps) if steps is not None and values else []
     whole = _trains_equally(diffs)
     earlier = [d for d in wide if _order(d) < last and _leads_to(d, agreeing, sure, steps, whole)]
-    if whole and steps is not None and values:
+    if steps is not None and values:
         known = {_paths(d) for d in [*earlier, *further]}
         further += _ending_before([d for d in wide if _paths(d) not in known], steps)
     strangers = _of_other_inputs(forward, alignment, steps) if steps is not None else set()

@@ -620,10 +620,21 @@ def _statistics(scene: DiffContext) -> Iterator[_Statistic]:
         layer = layers.get(pair.anchor.layer)
         momentum = layer.settings.get("momentum") if layer is not None else None
         size = max(float(np.sqrt(np.mean(np.square(side)))) for side in (*before, *after))
-        noise = max(_ROUNDINGS * rounding_of(pair) * size, 1e-300)
         share = float(momentum) if isinstance(momentum, (int, float)) else None
         mean = equivalents.slot(pair.anchor.slot) == "running_mean"
+        if mean:
+            # A mean near zero of a wide batch is as exact as the values that it is of.
+            size = max(size, (share or 0.0) * _spread(scene, place))
+        noise = max(_ROUNDINGS * rounding_of(pair) * size, 1e-300)
         yield _Statistic(pair.anchor.site, pair.anchor.layer, before, after, noise, share, mean)
+
+
+def _spread(scene: DiffContext, place: PairPlace) -> float:
+    """Return the standard deviation that a layer's running variance shows; 0 if it has none."""
+    for (layer, slot, _), pair in scene.pairs(scene.number, "weight").items():
+        if layer == place[0] and equivalents.slot(slot) == "running_var" and (values := alike((pair,))[0]) is not None:
+            return max(float(np.sqrt(np.abs(side).mean())) for side in values)
+    return 0.0
 
 
 def _kept(statistics: Sequence[_Statistic], side: str, partner: str) -> Iterator[Prediction]:
