@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from padiff.compare.diagnose.computing.edit import Edit, FormulaView, Target
+from padiff.compare.diagnose.computing.edit import UNNAMED, Edit, FormulaView, Target
 from padiff.compare.diagnose.computing.formula import CONSTANT, MADE, Change, Formula, Get, UnknownError
 from padiff.compare.diagnose.computing.operations import OPERATIONS
 from padiff.compare.diagnose.kernels import ACTIVATION_NUMBERS
@@ -95,8 +95,10 @@ def numbers(sheet: FormulaView) -> Iterator[Number]:
                     name = "a scale"
                     yield Number("scale", name, what, 1.0, _operand(sheet, k, operand), k, rank=2)
         elif not node.operation and not node.name and sheet.is_float(k) and sheet.may_be_edited(k):
-            what = f"{sheet.named(k)} is multiplied by a number, which"
-            yield Number("scale", "a scale", what, 1.0, scaled(k), k, rank=3)
+            named = sheet.named(k)
+            if named == UNNAMED and sheet.nodes[sheet.formula.end].operation == "slopes":
+                continue  # weights or targets of a loss: its scale is that of the whole loss
+            yield Number("scale", "a scale", f"{named} is multiplied by a number, which", 1.0, scaled(k), k, rank=3)
     turning = [k for k, node in enumerate(sheet.nodes) if node.operation in _TURNING and sheet.is_float(k)]
     if len(turning) > 1:
         what = f"what all sines and cosines are taken of ({sheet.where(turning[0])}) is multiplied by a number, which"
