@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import padiff
-from padiff.compare import compare_runs
+from padiff import compare_runs
 
 X = torch.tensor(np.random.default_rng(0).normal(size=(3, 6, 4)), dtype=torch.float32)
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import padiff
-from padiff.compare import compare_runs
+from padiff import compare_runs
 
 tn, pn = torch.nn, paddle.nn
 X = np.random.default_rng(0).normal(size=(2, 2, 7)).astype("float32")

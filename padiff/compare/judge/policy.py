@@ -207,7 +207,9 @@ def _with_scales(diffs: StepDiffs) -> StepDiffs:
     norm, each = float(np.linalg.norm(rows["reference_l2"][layers_grads])), rows["reference_l2"][layers_grads].tolist()
     if not norm or _is_round(norm) or all(map(_is_round, each)):
         return diffs
-    scaled = np.unique(np.concatenate([measured, failed]))
+    # A sum for a mean is another multiple: what a loss function gives may be divided before it is the loss.
+    of_functions = [sites.stages[place] == "loss" and sites.slots[place] != "loss" for place in failed.tolist()]
+    scaled = np.unique(np.concatenate([measured, failed[~np.array(of_functions)]]))
     factors = rows["candidate_l2"][scaled] / np.maximum(rows["reference_l2"][scaled], 1e-300)
     ratio = float(np.median(factors)) - 1.0
     # Of sketches, the norms are exact and the distances are estimates.
