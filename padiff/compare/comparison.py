@@ -412,6 +412,8 @@ class RunComparison:
         )
         step = [diff for diff in diffs if diff.pair.step == failed.pair.step]
         first, place = diagnose.described(failed, step, evidence, compute=not later)
+        if not later and (first.cause is None or first.cause.kind == "code"):
+            failed, first, place = self._after_the_end(failed, step, evidence) or (failed, first, place)
         if self._around is not None:
             return self._around.placed(first, failed)
         # Created now, because a recorder with max_bytes may delete the step later.
@@ -421,6 +423,26 @@ class RunComparison:
         scene = diagnose.scene_of(failed, step, self.alignment, self.runs)
         self.scene = replace(scene, declared=evidence.declared(failed.pair.step), place=place)
         return first
+
+    def _after_the_end(
+        self, failed: Diff, step: Sequence[Diff], evidence: diagnose.Evidence
+    ) -> tuple[Diff, FirstDiff, diagnose.Place] | None:
+        """Return the first diff after that of a container whose cause is not known, if that diff's cause is proven.
+
+        One author's container ends at another place of the computation than its partner, such as before a residual: its
+        output differs with and without a fault.
+        """
+        layers = {pair.reference.path: pair for pair in self.alignment.pairs}
+        pair = layers.get(failed.pair.anchor.layer)
+        if failed.pair.stage != "forward" or pair is None or not all(layer.children for layer in pair):
+            return None
+        for diff in sorted((d for d in step if not d.passed and d.pair.complete), key=lambda d: d.pair.anchor.order):
+            leaf = layers.get(diff.pair.anchor.layer)
+            if leaf is None or any(layer.children for layer in leaf) or diff.pair.stage not in ("forward", "input"):
+                continue
+            first, place = diagnose.described(diff, step, evidence)
+            return (diff, first, place) if first.cause is not None and first.cause.proven else None
+        return None
 
     def explain_later(self, diffs: Sequence[Diff]) -> FirstDiff | None:
         """Return the earlier first diff with its cause, if this step proves the cause; otherwise `None`.

@@ -377,8 +377,11 @@ def other_boundaries(
     whole = _trains_equally(diffs)
     earlier = [d for d in wide if _order(d) < last and _leads_to(d, agreeing, sure, steps, whole)]
     if steps is not None and values:
-        known = {_paths(d) for d in [*earlier, *further]}
-        further += _ending_before([d for d in wide if _paths(d) not in known], steps)
+        known = {_paths(d) for d in [*earlier, *further]} | mapped
+        gross = [d for d in forward if not d.passed and _paths(d) in containers and _boundary_error(d) >= _GROSS]
+        further += _ending_before(
+            [d for d in {id(d): d for d in wide + gross}.values() if _paths(d) not in known], steps
+        )
     strangers = _of_other_inputs(forward, alignment, steps) if steps is not None else set()
     return frozenset([*(_paths(d) for d in [*earlier, *further, *other_kinds]), *returned, *strangers])
 

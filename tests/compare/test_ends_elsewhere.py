@@ -55,15 +55,22 @@ class Nowhere(Outside):
         return self.body(x) @ self.embedded(y).T / self.temperature
 
 
-def run_of(model):
+def trained(model):
+    return run_of(model, lambda model, x: model(x).square().sum(1).sqrt().mean())
+
+
+def contrasted(model, x):
+    return nn.functional.cross_entropy(model(x, x.flip(1)), torch.arange(6))
+
+
+def run_of(model, loss_of=contrasted):
     torch.manual_seed(2)
     for parameter in model.parameters():
         nn.init.normal_(parameter, std=0.5)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with padiff.record(model, optimizer=optimizer) as rec:
         for x in X:
-            scores = model(x, x.flip(1))
-            loss = nn.functional.cross_entropy(scores, torch.arange(6))
+            loss = loss_of(model, x)
             loss.backward()
             optimizer.step()
             optimizer.zero_grad()
@@ -81,3 +88,47 @@ def test_a_norm_inside_of_the_encoder_or_after_it_is_no_difference():
 @pytest.mark.parametrize("fault", [lambda: Outside(0.25), Nowhere])
 def test_a_fault_after_it_is_found(fault):
     assert not compare_runs(run_of(Inside()), run_of(fault())).passed
+
+
+class Scaled(nn.Module):
+    """A branch whose output is halved; what calls it adds the residual."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.first, self.second = nn.LayerNorm(4), nn.Linear(4, 8), nn.Linear(8, 4)
+
+    def forward(self, x):
+        return self.second(torch.nn.functional.silu(self.first(self.norm(x)))) * 0.5
+
+
+class Halves(nn.Module):
+    def __init__(self, kind=Scaled):
+        super().__init__()
+        self.one, self.two, self.end = kind(), kind(), nn.LayerNorm(4)
+
+    def forward(self, x):
+        x = self.one(x) + x
+        return self.end(self.two(x) + x)
+
+
+class Residual(Scaled):
+    factor = 0.5
+
+    def forward(self, x):
+        return x + self.factor * self.second(torch.nn.functional.silu(self.first(self.norm(x))))
+
+
+class Whole(Residual):
+    factor = 1.0
+
+
+class Chain(Halves):
+    def forward(self, x):
+        return self.end(self.two(self.one(x)))
+
+
+def test_a_residual_inside_of_a_block_or_around_it_is_no_difference_and_its_scale_is_named():
+    assert compare_runs(trained(Halves()), trained(Chain(Residual))).passed
+    first = compare_runs(trained(Halves()), trained(Chain(Whole))).first_diff
+    assert (first.cause.kind, first.cause.proven) == ("scale_missing", True)
+    assert "nothing is scaled by 0.5" in first.cause.sentence
