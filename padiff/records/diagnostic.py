@@ -750,6 +750,7 @@ def _fix(
         new = _reference_line(cause, lines, models) or ("" if old is None else _with_number(old, cause))
         if cause.proven and lines.reference is not None and old is not None:
             new = new or _with_reference_argument(old, lines.reference)
+        new = "" if old is not None and new == old.code else new
         if not new:
             is_data = first.stage == "input"
             text = "" if old is None or lines.reference is None else _unchecked(old, lines.reference, models, is_data)
