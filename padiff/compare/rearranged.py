@@ -14,6 +14,7 @@ import numpy as np
 from padiff.align import Alignment, LayerPair
 from padiff.align.matching.parameter_units import containers_of
 from padiff.compare.choices import chooses_experts, reached
+from padiff.compare.diagnose.traced import Graph, is_looking
 from padiff.compare.judge.limits import COARSENESS, allowed, coarse
 from padiff.compare.measure.pairs import measure_pair
 from padiff.errors import RunFolderError, SketchOnlyError
@@ -539,31 +540,51 @@ def _is_joined(diff: Diff, steps: Both[Step]) -> bool:
 
 
 def _goes_on(diff: Diff, steps: Both[Step], anywhere: bool = False) -> bool:
-    """Return True if one side's loop computes what the other's model returns, by one function of its own model's.
+    """Return True if one side's loop computes, from what its own model returns and on the way to the loss, what the
+    other's model returns, or all parts that the other's loop takes of that.
 
     Args:
         diff: the diff of an output.
         steps: the step.
-        anywhere: True for an output of any layer, and any number of functions of any code after it.
+        anywhere: True for the output of any layer, and any code after it, with other tensors too (a residual).
     """
-    for record, step, partner in zip(diff.pair.sides, steps, diff.pair.sides.swapped()):
+    if _boundary_error(diff) < _VISIBLE:
+        return True
+    graphs = steps.map(lambda step: Graph(step.trace))
+    for record, graph, partner, other in zip(diff.pair.sides, graphs, diff.pair.sides.swapped(), graphs.swapped()):
         if record is None or partner is None or record.shape != partner.shape:
             return False
-        site = record.layer, record.call
-        layers = (call for call in step.trace.calls if not call.function and (call.layer, call.call) == site)
-        outputs = {o.tensor for call in layers for o in call.outputs if o.slot == record.slot}
-        for call in step.trace.calls:
-            inputs = {operand.tensor for operand in call.inputs} & outputs
-            if anywhere and inputs:
-                outputs |= {operand.tensor for operand in call.outputs}
-            if inputs and call.outputs and (anywhere or (call.layer == LOOP and len(call.inputs) == 1)):
-                tensor = step.trace.tensors[call.outputs[0].tensor]
-                if tensor.source is None or tensor.shape != partner.shape:
-                    continue
-                computed = replace(record, source=tensor.source, shape=tensor.shape, dtype=tensor.dtype)
-                if _agrees(measure_pair(Pair(diff.pair.step, computed, partner, diff.pair.layout or SAME))):
-                    return True
+        source, returned = graph.tensor_of(record), other.tensor_of(partner)
+        if source is None or returned is None:
+            return False
+        users = [call for call in other.trace.calls if returned in {operand.tensor for operand in call.inputs}]
+        parts = [call.outputs[0].tensor for call in users if is_looking(call) and call.outputs]
+        derived = [(k, graph.record(k, record)) for k in _derived(graph, source, anywhere)]
+        if any(_is_made(partner, each, diff) for _, each in derived) or (
+            len(parts) == len(users) > 0
+            and all(any(_is_made(other.record(part, partner), each, diff) for _, each in derived) for part in parts)
+        ):
+            return True
     return False
+
+
+def _derived(graph: Graph, source: int, anywhere: bool) -> list[int]:
+    """Return the tensors on the way to the loss that the loop computes from one tensor alone, or any code from it."""
+    derived = {source}
+    for call in graph.trace.calls:
+        inputs = {operand.tensor for operand in call.inputs}
+        if inputs & derived if anywhere else call.layer == LOOP and inputs and inputs <= derived:
+            derived |= {operand.tensor for operand in call.outputs}
+    ends = graph.noted.get("backward", [])
+    needed = {operand.tensor for end in ends for call in graph.back(end, lambda _: False) for operand in call.inputs}
+    return sorted(derived & needed if ends else derived)
+
+
+def _is_made(record: Record | None, computed: Record | None, diff: Diff) -> bool:
+    """Return True if a tensor of a trace has the values of another one of the other side's."""
+    if record is None or computed is None or record.shape != computed.shape:
+        return False
+    return _agrees(measure_pair(Pair(diff.pair.step, computed, record, diff.pair.layout or SAME)))
 
 
 def _is_computed_by(record: Record, step: Step, number: int) -> bool:

@@ -70,6 +70,7 @@ def _call_to_json(call: TracedCall, frames: dict[Frame, int]) -> dict[str, Any]:
         **({"arguments": dict(call.arguments)} if call.arguments else {}),
         **({"parameters": list(call.parameters)} if call.parameters else {}),
         **({"choice": [*call.choice]} if call.choice is not None else {}),
+        **({"cut": True} if call.cut else {}),
         **({"stack": [frames.setdefault(frame, len(frames)) for frame in call.stack]} if call.stack else {}),
     }
 
@@ -79,7 +80,10 @@ def trace_key(trace: Trace, places: Sequence[TracePlace]) -> tuple[Any, ...]:
     if not trace.calls:
         return ()
     calls = [
-        (c.layer, c.call, c.function, c.nth, c.inputs, c.outputs, _said(c.arguments), c.parameters, c.stack, c.choice)
+        (
+            *(c.layer, c.call, c.function, c.nth, c.inputs, c.outputs, _said(c.arguments), c.parameters, c.stack),
+            *(c.choice, c.cut),
+        )
         for c in trace.calls
     ]
     return tuple(calls), tuple([(t.dtype, t.shape, *place) for t, place in zip(trace.tensors, places)])
@@ -170,6 +174,7 @@ def _call(entry: Mapping[str, Any], tensors: int, frames: Sequence[Frame]) -> Tr
         intern(str(entry.get("type", ""))),
         tuple([frames[as_int(number)] for number in entry.get("stack", ())]),
         _choice(entry.get("choice"), tensors),
+        entry.get("cut") is True,
     )
 
 

@@ -488,7 +488,9 @@ _FURTHER = (
     "cosine_embedding_loss", "soft_margin_loss", "isfinite", "max_unpool1d", "max_unpool2d", "max_unpool3d",
     "fractional_max_pool2d", "fractional_max_pool3d", "gumbel_softmax", "scatter_reduce", "bincount", "logcumsumexp",
     "trace", "kron", "index_sample", "gather_nd", "scatter_nd_add", "trunc", "fmod", "xlogy", "cross", "quantile",
-    "tensordot", "lgamma", "vector_norm", "matrix_norm", GRAD,
+    "tensordot", "lgamma", "vector_norm", "matrix_norm", "diag", "diag_embed", "mv", "inner", "vdot", "add_n", "cummax",
+    "cummin", "nansum", "nanmean", "pdist", "square_error_cost", "log_loss", "huber_loss", "gaussian_nll_loss",
+    "poisson_nll_loss", "sigmoid_focal_loss", "hinge_embedding_loss", "multi_margin_loss", "dice_loss", GRAD,
 )  # fmt: skip
 _HEARD = COMPUTING.union(LOOKING, _MAKING, _DECIDING, _FURTHER)
 

@@ -59,6 +59,7 @@ class Begun(NamedTuple):
     given: Any
     stack: tuple[Frame, ...]
     seen: Seen | None
+    cut: bool
 
 
 class Ended(NamedTuple):
@@ -291,7 +292,10 @@ class Tracer:
             _let_go(error)
             return None
         given = args[0] if args else None
-        return Begun(name, inside, tuple(operands), arguments, tuple(owned), given, self.stack(), before)
+        cut = not self._framework.hooks.learning() and any(
+            self._framework.tensors.trainable(tensor) for _, tensor in flatten_named(inputs, self._is_tensor)
+        )
+        return Begun(name, inside, tuple(operands), arguments, tuple(owned), given, self.stack(), before, cut)
 
     def _choice(self, begun: Begun, before: Seen, output: Any) -> Choice | None:
         """Return what a call chose, with copies of the scores; `None` if it returned no places."""
@@ -372,6 +376,7 @@ class Tracer:
             "" if path == LOOP else type(inside.node.layer).__name__,
             begun.stack,
             choice,
+            begun.cut,
         )
         self._calls.append((inside.training, traced))
 

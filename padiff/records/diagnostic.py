@@ -750,6 +750,7 @@ def _fix(
         new = _reference_line(cause, lines, models) or ("" if old is None else _with_number(old, cause))
         if cause.proven and lines.reference is not None and old is not None:
             new = new or _with_reference_argument(old, lines.reference)
+        new = "" if old is not None and new == old.code else new
         if not new:
             is_data = first.stage == "input"
             text = "" if old is None or lines.reference is None else _unchecked(old, lines.reference, models, is_data)
@@ -773,6 +774,8 @@ def _reference_line(cause: Cause, lines: Both[CodeLine | None], models: Models |
     if _is_ported(models) and _NUMBER.search(cause.fix) and not _shares_number(reference.code, cause.fix):
         return ""  # one name has other values in the other framework, such as `momentum`
     is_same_but_numbers = len({_NUMBER.sub("0", line.code) for line in (old, reference)}) == 1
+    if cause.kind == "loss_term_weight" and not is_same_but_numbers:
+        return ""  # the lines make the term, and do not weigh it
     if _is_ported(models) and not is_same_but_numbers and not _is_without(old.code, reference.code):
         return _with_reference_part(old, reference, models) if cause.proven else ""
     return _like_reference(old.code, reference.code)
@@ -856,7 +859,7 @@ def _with_number(line: CodeLine, cause: Cause) -> str:
         return ""
     reference, candidate = map(float, values[0] if cause.sentence.find(" against ") >= 0 else reversed(values[0]))
     places = [each for each in _NUMBER.finditer(line.code) if float(each[0]) == candidate]
-    if len(places) != 1 or float(numbers[0]) != reference:
+    if len(places) != 1 or float(numbers[0]) != reference or (cause.kind == "loss_term_weight" and candidate == 1):
         return ""
     return f"{line.code[: places[0].start()]}{numbers[0]}{line.code[places[0].end() :]}"
 

@@ -83,6 +83,7 @@ class TracedCall:
         layer_type: class name of the layer.
         stack: stack of the call, outermost line first; empty if not recorded.
         choice: for a function that chooses (``topk``, ``argmax``, ``gt``), its choice; else `None`.
+        cut: True for a function of tensors that train, called without a graph (``no_grad``): no gradient passes.
     """
 
     layer: str
@@ -96,6 +97,7 @@ class TracedCall:
     layer_type: str = ""
     stack: tuple[Frame, ...] = ()
     choice: Choice | None = None
+    cut: bool = False
 
     @property
     def line(self) -> Frame | None:

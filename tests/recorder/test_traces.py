@@ -593,3 +593,19 @@ def test_gradients_that_a_loop_asks_for_are_traced(kit):
     assert call.layer == LOOP and call.stack[-1].file.endswith("test_traces.py")
     assert [slot.partition(".")[0] for slot, _ in call.inputs] == ["outputs", "inputs"]
     np.testing.assert_array_equal(found.tensors[call.outputs[0].tensor].source.read(), slopes[0])
+
+
+@pytest.mark.parametrize("folder", [False, True])
+def test_a_function_without_a_graph_cuts_off_gradients_of_tensors_that_train(kit, tmp_path, folder):
+    framework = torch if kit is TORCH else paddle
+
+    def forward(net, x):
+        first = net.first(x)
+        with framework.no_grad():
+            data, target = x * 2, first * 3
+        return net.last(data + target + first)
+
+    run = recorded(kit, net_of(kit, forward), folder=tmp_path / "run" if folder else None)
+    cut = [call.cut for call in trace(run).calls if call.function == "mul"]
+    assert cut == [False, True]
+    assert not any(call.cut for call in trace(run).calls if call.function != "mul")

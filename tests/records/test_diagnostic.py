@@ -576,6 +576,18 @@ def test_the_line_that_defines_a_value_gets_the_reference_s(sentence, fix, code,
 
 
 @pytest.mark.parametrize(
+    ("code", "numbers", "new"),
+    [
+        ("(a[:-1] - b).sum()", "1 for the reference's 0.5", ""),
+        ("2 * a.sum()", "2 for the reference's 3", "3 * a.sum()"),
+    ],
+)
+def test_a_weight_of_1_is_no_number_of_the_line(code, numbers, new):
+    cause = Cause("loss_term_weight", f"the weight of a term is {numbers}", proven=True)
+    assert _with_number(CodeLine("a.py", 1, code, None), cause) == new
+
+
+@pytest.mark.parametrize(
     ("fix", "code", "named"),
     [
         (

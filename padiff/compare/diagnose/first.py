@@ -529,7 +529,8 @@ def _cause(scene: DiffContext, step: Sequence[Diff], place: Place, evidence: Evi
     if computed.cause is not None and computed.cause.kind == "code" and computed.cause.sentence.count("()") > _MANY:
         code = code_cause(scene)  # says in fewer words what many calls do, unless it leaves some out
         if code is not None and "..." not in code.sentence:
-            computed = replace(computed, cause=replace(computed.cause, sentence=code.sentence))
+            lines = code.lines if any(code.lines) else computed.cause.lines
+            computed = replace(computed, cause=replace(computed.cause, sentence=code.sentence, lines=lines))
     # A known difference of the frameworks goes before a cause that only names a place, and after computed causes.
     # An operation that agreed in an earlier step does not differ by framework.
     agreed = diff.pair.stage in ("forward", "loss") and evidence.agreed.get(site_of(diff), NEVER)[1] > 0

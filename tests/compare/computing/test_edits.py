@@ -78,9 +78,15 @@ def test_two_faults_side_by_side_are_read_from_the_calls_of_both_sides():
     assert "the candidate calls gelu(), then the first mul() in `block`" in cause.sentence
 
 
-@pytest.mark.parametrize(("kind", "fault"), [(Net, "squares"), (Images, "declared eps and more")])
-def test_what_no_single_edit_gives_is_not_proven(kind, fault):
-    cause = cause_of(kind, fault)
+def test_other_code_that_takes_a_mask_of_one_side_is_read_from_both():
+    cause = cause_of(Net, "squares")
+    assert (cause.kind, cause.proven) == ("code", True), cause.text
+    assert "sqrt(mean(square(x), dim=1))" in cause.sentence
+    assert "sum(x * a, dim=1) / sum(a, dim=1, keepdim=True)" in cause.sentence
+
+
+def test_what_no_single_edit_gives_is_not_proven():
+    cause = cause_of(Images, "declared eps and more")
     assert not cause.proven, cause.text
 
 

@@ -85,6 +85,7 @@ TORCH = {
     "running sums of exponentials": (X, lambda m, x: torch.logcumsumexp(x, 1) + x.floor() + x.trunc() + x.fmod(0.7)),
     "reduced at places": (X, lambda m, x: torch.zeros(3, 2, 8).scatter_reduce(1, (x > 0).long(), x, "amax") * 2),
     "matrices": (X[0], lambda m, x: torch.kron(x, x[:2]) * x[:, :6].trace()),
+    "diagonals": (X[0], lambda m, x: torch.diag(x[:, :6], 1) @ torch.diag(x[0, :5])),
     "elementwise": (X, lambda m, x: x.expm1() + x.abs().log1p() + x.erf() + x.sign() + x.abs().log10() + x.atan()),
 }  # fmt: skip
 PADDLE = {
@@ -98,6 +99,7 @@ PADDLE = {
     "matmul": (X, lambda m, x: paddle.matmul(x, x, transpose_y=True) / 3.0),
     "parts": (X, lambda m, x: paddle.concat(paddle.split(x, [2, 6], axis=-1)[::-1], axis=-1)),
     "axes": (X, lambda m, x: x.transpose([2, 0, 1]).reshape([8, -1]).unsqueeze(1).squeeze(1)),
+    "extents of the tensor": (X, lambda m, x: x.reshape([0, -1]).reshape([0, 2, -1])),
     "mean": (X, lambda m, x: x.mean(axis=1, keepdim=True) + x.max(axis=-1, keepdim=True)),
     "conv": (IMAGE, lambda m, x: P.conv2d(x, m.kernel, m.eight, stride=2, padding=1, groups=2)),
     "avg_pool": (IMAGE, lambda m, x: P.avg_pool2d(x, 3, 2, 1)),

@@ -510,6 +510,17 @@ def _meshgrid(add: Add, formula: Formula, inputs: KnownInputs, framework: str) -
     return [add("expand", add("reshape", k, shape=side), shape=shape) for k, side in zip(nodes, sides)]
 
 
+def _diag(add: Add, formula: Formula, inputs: KnownInputs, framework: str) -> int:
+    """Write the diagonal of a matrix, or a matrix with a diagonal."""
+    values, offset = formula.values[inputs.first], int(inputs.argument(("diagonal", "offset"), 1, 0))
+    if values.ndim == 2:
+        return add("diagonal", inputs.first, offset=offset)
+    if offset:
+        raise UnknownError(inputs.function)
+    places = formula.leaf(np.eye(values.size), MADE)
+    return add("mul", add("reshape", inputs.first, shape=[values.size, 1]), places)
+
+
 def _trace(add: Add, formula: Formula, inputs: KnownInputs, framework: str) -> int:
     return add("reduced", _diagonal(add, formula, inputs, framework), by="sum", axis=-1)
 
@@ -574,6 +585,7 @@ OF_ARRAYS: Mapping[str, Writing] = {
     "put_along_axis": _put,
     "diff": _diff,
     "diagonal": _diagonal,
+    "diag": _diag,
     "nan_to_num": _without_nan,
     "var_mean": _with_mean,
     "std_mean": _with_mean,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice, product
@@ -347,6 +347,8 @@ _FEWEST = 2
 READ = "other arguments"
 # The most nodes after a divergence that may be part of it, on each side, and the most places.
 _AFTER, _PLACES = 5, 3
+# The most calls of one side that one call of the other may stand for, such as one for each class.
+_MOST_SOURCES = 24
 
 
 def divergences(sheet: FormulaView, candidate: FormulaView) -> Iterator[Edit]:
@@ -362,14 +364,22 @@ def divergences(sheet: FormulaView, candidate: FormulaView) -> Iterator[Edit]:
         return
     same, agreeing = _same_nodes(sheet, candidate, sheet.formula.values)
     yield from _other_operands(sheet, candidate, same, agreeing)
-    own = _sources(sheet, agreeing)
-    others = _sources(candidate, {*same})
-    if not own or not others or len(own) > _PLACES or len(others) > _PLACES:
+    data = _prepared(sheet, agreeing), _prepared(candidate, {*same})
+    if any(_may_be_one(sheet.formula.values[k], candidate.formula.values[n]) for k, n in product(*data)):
+        data = set(), set()  # other data, and no other code
+    own = _sources(sheet, agreeing | data[0])
+    others = _sources(candidate, {*same} | data[1])
+    if not own or not others or max(len(own), len(others)) > _MOST_SOURCES:
         return
     if _drop(sheet, own) or _drop(candidate, others):
         return
+    calls = ({view.nodes[k].about for k in nodes} for view, nodes in ((sheet, own), (candidate, others)))
+    functions = {sheet.function(k) for k in own} | {candidate.function(k) for k in others}
+    if data[0] | data[1] and len(functions) == 1 and all(len(each) == 1 for each in calls):
+        return  # one call of one function on both sides: the frameworks compute it otherwise
     together = [(own, others)]
-    apart = [([k], [other]) for k, other in zip(own, others)] if len(own) == len(others) else together
+    each = len(own) == len(others) <= _PLACES
+    apart = [([k], [other]) for k, other in zip(own, others)] if each else together
     for groups in (apart, together) if len(own) > 1 else (apart,):
         ends = [(_after(sheet, first), _after(candidate, other_first)) for first, other_first in groups]
         for steps in sorted(product(range(_AFTER), repeat=2), key=sum):
@@ -382,10 +392,10 @@ def divergences(sheet: FormulaView, candidate: FormulaView) -> Iterator[Edit]:
                 _text(sheet, candidate, _between(sheet, first, k), _between(candidate, other_first, other))
                 for (first, other_first), (k, other) in zip(groups, cuts)
             ]
-            changes = {k: _graft(sheet, candidate.formula, k, other, same) for k, other in cuts}
+            changes = {k: _graft(sheet, candidate.formula, k, other, same, data[1]) for k, other in cuts}
             for k, other, differences in _later(sheet, candidate, same, dict(cuts)):
                 operands = zip(candidate.nodes[other].given, sheet.nodes[k].given)
-                changes[k] = _graft(sheet, candidate.formula, k, other, {**same, **dict(operands)})
+                changes[k] = _graft(sheet, candidate.formula, k, other, {**same, **dict(operands)}, data[1])
                 texts.append(f"{' and '.join(differences)} ({sheet.where(k)})")
             text = "; ".join(dict.fromkeys(texts))
             activation = len(texts) == 1 and sheet.nodes[cuts[0][0]].operation == "act" and not sum(steps)
@@ -614,7 +624,28 @@ def _later(
                 break
 
 
-def _graft(sheet: FormulaView, formula: Formula, k: int, other: int, same: dict[int, int]) -> Change:
+def _prepared(sheet: FormulaView, agreeing: set[int]) -> set[int]:
+    """Return the nodes, of more than one number, that are computed from data alone and do not agree: masks, indices,
+    labels in another form.
+    """
+    data: set[int] = set()
+    for k, node in enumerate(sheet.nodes):
+        call = sheet.producer(k)
+        given = node.name in (CONSTANT, MADE) or call is None or not (call.inputs or call.parameters)
+        if data.issuperset(node.given) if node.operation else given and node.name in (CONSTANT, MADE, ""):
+            data.add(k)
+    used = {g for k, node in enumerate(sheet.nodes) if k not in data for g in node.given}
+    return {k for k in data & used - agreeing if sheet.formula.values[k].size > 1}
+
+
+def _may_be_one(value: np.ndarray, other: np.ndarray) -> bool:
+    """Return True if two tensors may hold the same data, with other values."""
+    return value.size == other.size and value.dtype.kind == other.dtype.kind
+
+
+def _graft(
+    sheet: FormulaView, formula: Formula, k: int, other: int, same: dict[int, int], data: Collection[int] = ()
+) -> Change:
     """Return a change that computes a node as another formula's node, from the values of the nodes that agree.
 
     It raises `UnknownError` where the node is also computed from other inputs: then the code is not all that differs.
@@ -627,7 +658,7 @@ def _graft(sheet: FormulaView, formula: Formula, k: int, other: int, same: dict[
             if n in known:
                 return known[n]
             node = formula.nodes[n]
-            if node.name in (CONSTANT, MADE) or node.operation == "detach":
+            if node.name in (CONSTANT, MADE) or node.operation == "detach" or n in data:
                 known[n] = formula.values[n]
             elif n in same and not top:
                 known[n] = get(same[n]).reshape(formula.values[n].shape)
@@ -703,6 +734,13 @@ def _shared_text(sheet: FormulaView, candidate: FormulaView, own: Sequence[int],
     # One author's layer calls what the other's loop calls.
     functions = {sheet.function(reference[where]) for where in missing}
     moved = functions & {candidate.function(other[where]) for where in surplus}
+    for where in missing:
+        partners = [
+            other[each] for each in surplus if candidate.function(other[each]) == sheet.function(reference[where])
+        ]
+        differences = min((_of_one_call(sheet, candidate, reference[where], k) for k in partners), key=len, default=[])
+        if differences:
+            given.setdefault(" and ".join(differences), []).append(where)
     missing = [where for where in missing if sheet.function(reference[where]) not in moved]
     surplus = [where for where in surplus if candidate.function(other[where]) not in moved]
     if max(len(missing), len(surplus), len(given)) > _FEW:

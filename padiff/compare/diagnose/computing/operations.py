@@ -144,7 +144,8 @@ def reduced(x: np.ndarray, by: str, axis: Any = None, keepdims: bool = False, dd
 
 
 def reshaped(x: np.ndarray, shape: Sequence[int]) -> np.ndarray:
-    return x.reshape([int(n) for n in shape])
+    # A 0 of paddle's stands for the extent of the tensor itself.
+    return x.reshape([int(n) or (x.shape[k] if x.size else 0) for k, n in enumerate(shape)])
 
 
 def _power(x: np.ndarray, y: Any) -> np.ndarray:

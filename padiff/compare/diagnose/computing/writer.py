@@ -132,7 +132,8 @@ class Writer:
         try:
             slots = [(operand.slot, self._node(operand.tensor, open_)) for operand in call.inputs]
             nodes = self._made(call, slots, place)
-        except UnknownError:
+            nodes = [self.formula.add("detach", node, about=place) for node in nodes] if call.cut else nodes
+        except (UnknownError, ValueError, IndexError):
             if all(self.value(operand.tensor) is None for operand in call.outputs):
                 raise
             return

@@ -17,7 +17,7 @@ from itertools import combinations
 
 import numpy as np
 
-from padiff.compare.diagnose.computing.divergence import READ, Number, divergences, numbers, read_numbers, solved
+from padiff.compare.diagnose.computing.divergence import Number, divergences, numbers, read_numbers, solved
 from padiff.compare.diagnose.computing.edit import CHOICE, SIDES_OF_EDITS, Edit, FormulaView, Target, dropped_terms
 from padiff.compare.diagnose.computing.formula import UnknownError
 from padiff.compare.diagnose.computing.operation_edits import of_all_turns, operation_edits, other_numbers
@@ -37,7 +37,7 @@ from padiff.sketches.sketch import sketch_of
 from padiff.system.code import literal
 from padiff.system.frames import Frame
 
-# Most seconds for the edits of one side, and again for the numbers in its calls.
+# Most seconds of computing for the edits of one side, and again for the numbers in its calls.
 _SECONDS = 1.2
 #: Largest relative error of a recomputed tensor; with a larger error the formula is not the code that ran.
 AGREES = 1e-3
@@ -107,6 +107,7 @@ class Case:
             code=True,
             lines=self._lines(found),
             values=None if edit.values is None else edit.values.swapped(found.surplus),
+            read=edit.other >= 0 and other is not None,
         )
 
     def _lines(self, found: Found) -> Both[Frame | None]:
@@ -159,7 +160,10 @@ class Case:
             if theirs.about >= 0 and theirs.operation == node.operation and equal & {*theirs.given}:
                 return k
             about = other.graph.trace.calls[theirs.about] if theirs.about >= 0 else None
-            if called is None and about is not None and (about.layer, about.function, about.nth) == key:
+            alike = [other.formula.values[g].size for g in theirs.given] == [
+                sheet.formula.values[g].size for g in node.given
+            ]
+            if called is None and about is not None and (about.layer, about.function, about.nth) == key and alike:
                 called = k
         # A call of that name and number on other tensors is another call.
         return None if equal else called
@@ -466,27 +470,27 @@ def tried(
         if edit.kind in _OTHER_FUNCTIONS and _flattens(sheet, edit):
             return
         # Edits that the code of both sides shows are few; the others are guesses.
-        counts[edit.name == READ] += 1
+        counts[edit.other >= 0] += 1
         trial = Found(edit, result, target.off(result), 1, surplus, sheet, target)
         if trial.off <= NEAR * case.noise:
             explaining.append(trial)
         elif edit.name not in nearest or trial.off < nearest[edit.name].off:
             nearest[edit.name] = trial
 
-    until = time.monotonic() + _SECONDS
+    until = time.thread_time() + _SECONDS
     for edit in (edit for maker in makers for edit in maker(sheet)):
-        if time.monotonic() > until:
+        if time.thread_time() > until:
             break
         look(edit)
-    until = time.monotonic() + _SECONDS
+    until = time.thread_time() + _SECONDS
     for number in sorted(some, key=lambda one: one.rank):
-        if time.monotonic() > until:
+        if time.thread_time() > until:
             break
         solution = solved(sheet, number, target, case.noise)
         if solution is not None:
             look(solution)
     return [
-        replace(trial, tried=counts[True] if trial.edit.name == READ else counts.total())
+        replace(trial, tried=counts[True] if trial.edit.other >= 0 else counts.total())
         for trial in (*explaining, *nearest.values())
     ]
 

@@ -55,6 +55,7 @@ class Hypothesis:
             of the outcome is then not reported beside it.
         lines: the lines of both sides' code that it is about; `None` where not known.
         values: as in `Cause`.
+        read: True if the code of both sides, which was computed again, shows the difference: few numbers are enough.
     """
 
     kind: str
@@ -70,6 +71,7 @@ class Hypothesis:
     code: bool = False
     lines: Both[Frame | None] = UNKNOWN_LINES
     values: Both[Any] | None = None
+    read: bool = False
 
     @property
     def lines_text(self) -> str:
@@ -117,7 +119,7 @@ class Fit:
         tensors: count of predicted tensors.
         elements: count of elements of the predicted tensors.
         numbers: count of elements that differ from the reference by more than rounding, and agree with the prediction.
-        within: True if the policy would pass every prediction.
+        within: True if the policy would pass every prediction, and not all of them without the hypothesis.
         noise: the rounding noise, as a share of the recorded values.
     """
 
@@ -146,7 +148,7 @@ def weigh(predictions: Iterable[Prediction]) -> Fit:
     """Measure predictions against the record; return `NOTHING` at the first tensor that shows them to be wrong."""
     squares = squares_without = sizes = worst = noises = recorded = 0.0
     tensors = elements = numbers = 0
-    within = True
+    within, needless = True, True
     for prediction in predictions:
         if not prediction.actual.size:
             continue
@@ -166,9 +168,9 @@ def weigh(predictions: Iterable[Prediction]) -> Fit:
         numbers += int(np.count_nonzero((errors > PROVEN) & (residuals <= errors / LIKELY)))
         worst = max(worst, math.sqrt(square / residuals.size))
         tensors, elements = tensors + 1, elements + residuals.size
-        within = within and _norm(prediction.actual - prediction.predicted) <= prediction.limit * max(
-            _norm(prediction.predicted), _norm(prediction.without)
-        )
+        room = prediction.limit * max(_norm(prediction.predicted), _norm(prediction.without))
+        within = within and _norm(prediction.actual - prediction.predicted) <= room
+        needless = needless and math.isfinite(room) and _norm(prediction.actual - prediction.without) <= room
         if square > square_without * _HOPELESS**2 and square > residuals.size * WORST**2:
             return NOTHING
     if not elements:
@@ -176,7 +178,7 @@ def weigh(predictions: Iterable[Prediction]) -> Fit:
     root = math.sqrt(elements)
     residual, without, size = (math.sqrt(total) / root for total in (squares, squares_without, sizes))
     noise = math.sqrt(noises / recorded) if recorded else math.inf
-    return Fit(residual, without, size, worst, tensors, elements, numbers, within, noise)
+    return Fit(residual, without, size, worst, tensors, elements, numbers, within and not needless, noise)
 
 
 def is_enough(fit: Fit, hypothesis: Hypothesis) -> bool:
@@ -187,7 +189,8 @@ def is_enough(fit: Fit, hypothesis: Hypothesis) -> bool:
 def explains(fit: Fit, hypothesis: Hypothesis) -> bool:
     """Return True if the predictions reach the level of rounding, and the reference does not."""
     near = fit.residual <= NEAR and fit.worst <= WORST and fit.within
-    return near and fit.gain >= PROVEN and is_enough(fit, hypothesis)
+    enough = is_enough(fit, hypothesis) or (hypothesis.read and _is_exact(fit, hypothesis))
+    return near and fit.gain >= PROVEN and enough
 
 
 def is_vague(fit: Fit, hypothesis: Hypothesis) -> bool:

@@ -60,7 +60,7 @@ from padiff.system.terminal import first_few
 _FEW, MANY = 3, 32
 #: Step of a slope's finite difference, as a share of the tensor's size. Chosen: halfway between the rounding error of
 # the difference in float64 and the error of the linear approximation.
-FAR = 1e-4
+FAR = 1e-6
 # Largest relative difference of a recomputed loss's slopes from the recorded gradients; else the loss is not used.
 _AGREES = 1e-4
 # The same for the loss alone, which may be the sum of terms that cancel.
@@ -415,7 +415,13 @@ def _as_told(trial: Found, candidate: FormulaView | None, one: bool) -> Found:
         return trial if written else replace(trial, edit=replace(edit, rank=edit.rank + 1))
     # A factor of 1 is none: another edit leaves it out.
     if put != 1 and written and not any(math.isclose(value, each, rel_tol=1e-4) for each in theirs):
-        return replace(trial, edit=replace(edit, telling=True, free=0))
+        users = (
+            user
+            for k in range(len(candidate.nodes))
+            if candidate.is_number(k) and math.isclose(put, float(candidate.formula.values[k]), rel_tol=1e-4)
+            for user in candidate.users(k)
+        )
+        return replace(trial, edit=replace(edit, telling=True, free=0, other=next(users, -1)))
     return trial
 
 
