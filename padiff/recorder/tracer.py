@@ -547,9 +547,12 @@ def _let_go(error: Exception) -> None:
         raise error
 
 
-def _returns_places(layer: Any) -> bool:
-    """Return True for a pooling layer that returns from where each maximum comes."""
-    return bool(getattr(layer, "return_indices", False) or getattr(layer, "return_mask", False))
+def _shows_functions(layer: Any) -> bool:
+    """Return True for a layer of a framework whose functions are traced: a loss, which is a formula of what it is
+    given, and a pooling layer that returns from where each maximum comes.
+    """
+    returns_places = getattr(layer, "return_indices", False) or getattr(layer, "return_mask", False)
+    return bool(returns_places or type(layer).__name__.endswith("Loss"))
 
 
 class Functions:
@@ -608,7 +611,7 @@ class Functions:
                 and not inside.recomputed
                 and not inside.transformed
                 and not self._tracer.full
-                and (not self._layers.is_builtin(inside.node.layer) or _returns_places(inside.node.layer))
+                and (not self._layers.is_builtin(inside.node.layer) or _shows_functions(inside.node.layer))
             ):
                 self._hearing.listen(True)
                 self._listens = True

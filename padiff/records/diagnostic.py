@@ -41,6 +41,7 @@ _OF_LAYER = ("layer_setting", "dropout", "batch_norm")
 # Lines of the training's own calls, by the kind of the cause.
 _OF_STEP = {
     "stale_gradient": ("@zero_grad", "@step"),
+    "micro_batch_missing": ("@zero_grad", "@step"),
     "accumulation": ("@total", "@backward"),
     "step_skipped": ("@step",),
     "step_repeated": ("@step",),
@@ -49,7 +50,7 @@ _OF_STEP = {
 # Kinds of causes that the line of the data loader shows.
 _OF_LOADER = ("batch_order", "input_order", "sizes")
 # Kinds of causes for which the call itself is wrong, not one of its arguments.
-_WHOLE = ("rule", "weight_decay_form", "optimizer_rule")
+_WHOLE = ("rule", "weight_decay_form", "optimizer_rule", "clip_missing")
 # Keyword arguments and keys of a line of code, and functions that a sentence names.
 _KEYWORD, _CALLED = re.compile(r"""(?:\b(\w+)\s*=(?!=)|["'](\w+)["']\s*:)\s*"""), re.compile(r"\b(\w+)\(")
 # The text that an argument is, such as a mode.
@@ -589,6 +590,8 @@ def _role(first: FirstDiff, kind: str) -> tuple[str, ...]:
         return "@clip", *before, "optimizer.0"
     if kind in _OF_STEP:
         return _OF_STEP[kind]
+    if kind == "in_place" and first.cause is not None and first.cause.values is not None:
+        return (first.cause.values.candidate,)  # the path of the layer
     if kind == "learning_rate" and (first.step if first.extent is None else first.extent.agreed is not None):
         return "@scheduler", "optimizer.0"
     if kind in _OF_LOADER:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -32,6 +33,7 @@ from padiff.records import (
     Problem,
     Record,
     TracedCall,
+    is_below,
     is_functional,
 )
 from padiff.system.terminal import first_few
@@ -326,7 +328,7 @@ def cause_in_place(place: Place) -> Cause | None:
         return None
     if place.diff.pair.stage == "input" and place.calls.slots is not None and place.calls.same is not None:
         return _other_operand(place, place.calls.same)
-    cause = cause_of_calls(place.calls)
+    cause = _overwritten(place) or cause_of_calls(place.calls)
     return _with_numbers(cause, place) if cause is not None and cause.kind == "call_input" else cause
 
 
@@ -338,10 +340,10 @@ def _with_numbers(cause: Cause, place: Place) -> Cause:
     sides = []
     for call, slot, graph in zip(calls.same, calls.slots, place.graphs):
         tensor = next((operand.tensor for operand in call.inputs if operand.slot == slot), None)
-        source = None if tensor is None else graph.trace.tensors[tensor].source
-        if source is None or source.sketched:
+        values = None if tensor is None else graph.values(tensor)
+        if values is None:
             return cause
-        sides.append(source.read())
+        sides.append(values)
     text = _numbers_text(*sides)
     return replace(cause, sentence=f"{cause.sentence.rpartition(': ')[0]}: {text}") if text else cause
 
@@ -425,6 +427,59 @@ def _called_by_one(place: Place) -> Cause | None:
         return None
     side, paths = ("reference", only.reference) if only.reference else ("candidate", only.candidate)
     return Cause("uncalled_layer", f"only the {side} calls {', '.join(f'`{path}`' for path in paths)}")
+
+
+def _overwritten(place: Place) -> Cause | None:
+    """Return the cause that one side's call takes what a layer gives, where the other's takes what goes into it.
+
+    If the layer stands inside of one that does not return its output, the layer has overwritten its input.
+    """
+    graphs, both = place.graphs, None if place.calls is None else place.calls.same
+    if graphs is None or both is None:
+        return None
+    for side, other in (SIDES.swapped(), SIDES):
+        graph, call, partner = getattr(graphs, side), getattr(both, side), getattr(both, other)
+        for operand in call.inputs:
+            maker = graph.producers.get(operand.tensor)
+            if maker is None or maker.function or not maker.inputs or not is_below(maker.layer, call.layer):
+                continue
+            before, after = (graph.values(tensor) for tensor in (maker.inputs[0].tensor, operand.tensor))
+            theirs = [getattr(graphs, other).values(o.tensor) for o in partner.inputs]
+            if before is None or after is None or not any(_is_near(before, each) for each in theirs):
+                continue
+            if any(_is_near(after, each) for each in theirs):
+                continue  # the other side's call takes it, too
+            counts = Counter(path for path, _ in graph.layers)
+            hidden = any(
+                is_below(maker.layer, path) and is_below(path, call.layer) and counts[path] == counts[maker.layer]
+                for (path, _), around in graph.layers.items()
+                if path != maker.layer and all(o.tensor != operand.tensor for o in around.outputs)
+            )
+            what = f"`{maker.layer}` ({maker.layer_type})"
+            text = (
+                f"in the {side}, {what} overwrites its input in place: {called(call)} then takes what it gives, the "
+                f"{other}'s what goes into it"
+                if hidden
+                else f"{called(call)} takes what {what} gives in the {side}, the {other}'s what goes into it: it "
+                "overwrites its input in place, or the code hands on its output"
+            )
+            fix = f"nn.{maker.layer_type}(inplace=False)" if hidden and side == SIDES.candidate else ""
+            return Cause(
+                "in_place",
+                text,
+                hidden,
+                "the other tensors that go in agree" * hidden,
+                fix,
+                values=Both("", maker.layer),
+            )
+    return None
+
+
+def _is_near(values: np.ndarray, others: np.ndarray | None) -> bool:
+    """Return True if two tensors agree, up to rounding."""
+    if others is None or values.shape != others.shape or values.dtype.kind != "f":
+        return False
+    return bool(np.linalg.norm(values - others) <= CONSTANT * np.linalg.norm(values))
 
 
 def _is_dropout(place: Place) -> bool:

@@ -19,7 +19,7 @@ from padiff.compare.diagnose.hypotheses.engine import Finding, explain
 from padiff.compare.diagnose.hypotheses.loss_code import code_cause
 from padiff.compare.diagnose.known_differences import known_cause, says_where
 from padiff.compare.diagnose.losses import loss_cause
-from padiff.compare.diagnose.place import NEVER, Evidence, Place, extent_of, place_of_diff, site_of
+from padiff.compare.diagnose.place import NEVER, Evidence, Place, extent_of, graphs_of, place_of_diff, site_of
 from padiff.compare.diagnose.recompute.which_side import which_side
 from padiff.compare.diagnose.routing import (
     CHOICE,
@@ -32,7 +32,7 @@ from padiff.compare.diagnose.routing import (
 )
 from padiff.compare.diagnose.settings import as_computed, fixes_all, trainer_cause
 from padiff.compare.diagnose.shifted import evaluation_cause, repeated_cause, shift_cause, state_cause
-from padiff.compare.diagnose.traced import place_of
+from padiff.compare.diagnose.traced import Graph, place_of
 from padiff.compare.judge.limits import ROUNDING, coarse
 from padiff.compare.replicas import RankFault, RankFinding, check_replicas
 from padiff.errors import PadiffError, RunFolderError, SketchOnlyError
@@ -110,6 +110,9 @@ def surplus_cause(scene: DiffContext) -> Cause | None:
         updated = {f"{record.layer}/{record.slot}" for record in records if record.stage == "update"}
         layers = {layer.path: layer for layer in getattr(scene.runs, side).info.layers}
         sites = [site for site in lone[side] if site in updated]
+        unowned = _unregistered(scene, side, other, sites)
+        if unowned is not None:
+            return unowned
         owners = [layers[path] for path in dict.fromkeys(site.rpartition("/")[0] for site in sites) if path in layers]
         if not owners or not all(_is_known(layer, scene, other) for layer in owners):
             continue
@@ -126,6 +129,51 @@ def surplus_cause(scene: DiffContext) -> Cause | None:
         lines = scene.runs.zip(paths).map(lambda sides: sides[0].info.lines.get(sides[1]))
         return Cause("surplus_parameters", text, fix=fixes.pop() if len(fixes) == 1 else "", lines=lines)
     return None
+
+
+def _unregistered(scene: DiffContext, side: str, other: str, sites: Sequence[str]) -> Cause | None:
+    """Return the cause that the other side's code computes with the values of a side's parameters, without a layer that
+    holds them: no optimizer trains the layers of a plain list. `None` if it does not.
+    """
+    steps = scene.sides(next(iter(scene.numbers), scene.number))
+    # Parameters that an optimizer trains, and no recorded model holds.
+    settings = getattr(scene.runs, other).info.settings
+    if steps is None or not sites or any(value for name, value in settings.items() if name.endswith(".others")):
+        return None
+    graphs = graphs_of(steps, scene.runs.map(lambda run: run.info))
+    graph: Graph = getattr(graphs, other)
+    weights = {f"{r.layer}/{r.slot}": r for r in getattr(steps, side).records if r.stage == "weight"}
+    uses = [
+        (call, operand.tensor)
+        for call in graph.trace.calls
+        for operand in call.inputs
+        if call.function and call.layer != LOOP and operand.tensor not in graph.producers
+    ]
+    calls = []
+    for site in sites:
+        record = weights.get(site)
+        values = None if record is None or record.source.sketched else record.value
+        held = [call for call, tensor in uses if values is not None and _is_equal(values, graph.values(tensor))]
+        if not held:
+            return None
+        calls.append(held[0])
+    where = f"{calls[0].function}() in `{calls[0].layer}`"
+    names = first_few([f"`{site}`" for site in sites], 2)
+    text = (
+        f"the {other} computes with {names} ({where}), which none of its layers holds: layers in a plain list or dict "
+        "are not registered, so its optimizer does not train them"
+    )
+    name = {"torch": "torch.nn.ModuleList", "paddle": "paddle.nn.LayerList"}.get(scene.frameworks.candidate, "")
+    fix = f"{name}([...])" if name and other == SIDES.candidate else ""
+    lines = Both(None, calls[0].line).swapped(other == SIDES.reference)
+    return Cause("unregistered", text, True, "the code's tensors have these values in the first step", fix, lines=lines)
+
+
+def _is_equal(values: np.ndarray, others: np.ndarray | None) -> bool:
+    """Return True if two weights are equal, or one is the other transposed, and no constants."""
+    if others is None or values.size != others.size or np.ptp(values) == 0:
+        return False
+    return any(form.shape == others.shape and np.allclose(form, others, 1e-6) for form in (values, values.T))
 
 
 def _is_known(layer: Layer, scene: DiffContext, other: str) -> bool:

@@ -104,13 +104,18 @@ class Graph:
         outputs = () if call is None else call.outputs
         return next((operand.tensor for operand in outputs if operand.slot == record.slot), None)
 
-    def scalar(self, tensor: int) -> float:
-        """Return the value of a tensor of one number; NaN if the value was not kept."""
+    def values(self, tensor: int) -> np.ndarray | None:
+        """Return the values of a tensor; `None` if they were not kept in full."""
         source = self.trace.tensors[tensor].source
         try:
-            return math.nan if source is None or source.sketched else float(source.read().reshape(()))
-        except (PadiffError, ValueError):
-            return math.nan
+            return None if source is None or source.sketched else np.asarray(source.read())
+        except PadiffError:
+            return None
+
+    def scalar(self, tensor: int) -> float:
+        """Return the value of a tensor of one number; NaN if the value was not kept."""
+        values = self.values(tensor)
+        return math.nan if values is None or values.size != 1 else float(values.reshape(()))
 
     @cached_property
     def noted(self) -> dict[str, list[int]]:

@@ -17,6 +17,7 @@ from padiff.compare.diagnose.computing.formula import CONSTANT, MADE, Change, Fo
 from padiff.compare.diagnose.computing.operations import OPERATIONS
 from padiff.compare.diagnose.kernels import ACTIVATION_NUMBERS
 from padiff.compare.diagnose.traced import Graph, arguments_text, axes_of, given_otherwise, is_looking, same_name
+from padiff.frameworks.catalog import is_loss
 from padiff.records import LOOP, Both, Cause, TracedCall
 from padiff.system.terminal import first_few
 
@@ -146,6 +147,8 @@ _OF_PI = {
         ("2 / pi", 2 / math.pi),
     )
 }
+# Operations that a number is added for, so that they are not taken at zero.
+_UNDEFINED_AT_ZERO = ("div", "sqrt", "rsqrt", "log", "pow")
 _OF_SCORES = ("softmax", "masked", "causal", "where")
 
 
@@ -156,7 +159,8 @@ def _constant(sheet: FormulaView, k: int) -> Iterator[Number]:
         return
     user, where = sheet.nodes[users[0]], sheet.where(users[0])
     make = _put(k)
-    if user.operation == "add" and 0 < value <= _SMALL:
+    divides = any(sheet.nodes[n].operation in _UNDEFINED_AT_ZERO for n in sheet.below(users[0], 2))
+    if user.operation == "add" and 0 < value <= _SMALL and divides:
         yield Number(
             "norm_eps", "epsilon", f"epsilon, the number that {where} adds,", value, make, users[0], _EPSILONS, True, 0
         )
@@ -755,6 +759,8 @@ def _of_one_call(sheet: FormulaView, candidate: FormulaView, k: int, other: int)
     node, other_node = sheet.nodes[k], candidate.nodes[other]
     if node.operation != other_node.operation or len(node.given) != len(other_node.given):
         return []
+    if is_loss(sheet.function(k)) != is_loss(candidate.function(other)):
+        return []  # a part of a loss function is no call of its own
     if node.operation == "act":
         names = [_activation(each.how) for each in (other_node, node)]
         return [] if names[0] == names[1] else [f"the activation is {names[0]} for the reference's {names[1]}"]
@@ -767,6 +773,7 @@ def _of_one_call(sheet: FormulaView, candidate: FormulaView, k: int, other: int)
     if node.operation in ("cat", "stack"):
         order = _order(sheet, candidate, node.given, other_node.given)
         texts += [f"the parts are in the order {order}"] if order else []
+    texts += _other_axes(sheet, candidate, k, other)
     for operand, theirs in zip(node.given, other_node.given):
         if _is_constant(sheet, operand) and _is_constant(candidate, theirs):
             numbers = (
@@ -779,6 +786,19 @@ def _of_one_call(sheet: FormulaView, candidate: FormulaView, k: int, other: int)
                 else:
                     texts.append(f"the number is {other_number:.6g} for the reference's {number:.6g}")
     return texts
+
+
+def _other_axes(sheet: FormulaView, candidate: FormulaView, k: int, other: int) -> Iterator[str]:
+    """Yield texts on operands of two calls that are broadcast along other axes."""
+    shape = sheet.shape(k)
+    for operand, theirs in zip(sheet.nodes[k].given, candidate.nodes[other].given):
+        own_shape, their_shape = sheet.shape(operand), candidate.shape(theirs)
+        if shape != candidate.shape(other) or not len(own_shape) == len(their_shape) == len(shape):
+            continue
+        if own_shape != their_shape and [n for n in own_shape if n > 1] == [n for n in their_shape if n > 1]:
+            what = "mask" if candidate.formula.values[theirs].dtype.kind == "b" else "operand"
+            shapes = [f"({', '.join(map(str, each))})" for each in (their_shape, own_shape)]
+            yield f"the {what} of shape {shapes[0]} for the reference's {shapes[1]} is broadcast along other axes"
 
 
 def _is_constant(sheet: FormulaView, k: int) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from padiff.compare.diagnose.computing.edit import Argument, Edit, FormulaView, dropped_terms, given, put
+from padiff.compare.diagnose.computing.edit import Argument, Edit, FormulaView, dropped_terms, given, is_mask, put
 from padiff.compare.diagnose.computing.formula import Change
 from padiff.compare.diagnose.computing.operations import OPERATIONS, cast
 from padiff.compare.diagnose.kernels import ACTIVATION_NUMBERS, FUNCTIONS
@@ -66,7 +66,7 @@ def rotary(sheet: FormulaView) -> Iterator[Edit]:
     halves = [(k, x) for k in range(len(sheet.nodes)) if (x := _half_rotated(sheet, k)) is not None]
     if not halves:
         return
-    for name, make in (("interleaved (each with its neighbour), for the reference's halves", _neighbours),
+    for name, make in (("interleaved (each with its neighbour), not in halves", _neighbours),
                        ("turned the other way (the sign of the sine)", _other_way)):  # fmt: skip
         for group in (halves, *[[half] for half in halves]):
             changes: dict[int, Change] = {}
@@ -83,7 +83,7 @@ def rotary(sheet: FormulaView) -> Iterator[Edit]:
         back = np.argsort(order)
         changes[x] = lambda get, own, x=x, order=order: own(x)[..., order]  # type: ignore[misc]
         changes[end] = lambda get, own, end=end, back=back: own(end)[..., back]  # type: ignore[misc]
-    text = "the rotary embeddings are interleaved (each with its neighbour), for the reference's halves"
+    text = "the rotary embeddings are interleaved (each with its neighbour), not in halves"
     yield Edit("rotary_form", "another form of rotary embedding", f"{text} ({sheet.where(halves[0][0])})", changes, 1,
                at=halves[0][0])  # fmt: skip
 
@@ -739,6 +739,15 @@ def _masked(sheet: FormulaView, k: int) -> Iterator[Edit]:
         yield Edit("mask_shifted", "a shifted mask", text, {mask: rolled}, 1, at=k)
 
 
+def _mask_product(sheet: FormulaView, k: int) -> Iterator[Edit]:
+    """Yield edits that invert a mask in one product, as others may take the mask, too."""
+    for mask, operand in zip(sheet.nodes[k].given, sheet.nodes[k].given[::-1]):
+        if is_mask(sheet, mask):
+            change: Change = lambda get, own, m=mask, o=operand: get(o) * (1 - get(m))  # type: ignore[misc]  # noqa: E731
+            text = f"the mask is inverted: what the reference hides is kept, what it keeps is hidden ({sheet.where(k)})"
+            yield Edit("mask_inverted", "an inverted mask", text, {k: change}, 1, at=k)
+
+
 def _reshape(sheet: FormulaView, k: int) -> Iterator[Edit]:
     """Yield edits that permute axes before a reshape, or interleave the parts that the reshape makes."""
     source, where = sheet.nodes[k].given[0], sheet.where(k)
@@ -816,6 +825,7 @@ _BY_OPERATION: dict[str, Callable[[FormulaView, int], Iterator[Edit]]] = {
     "log_softmax": _softmax,
     "reduced": _reduced,
     "div": _product,
+    "mul": _mask_product,
     "sub": _swapped_operands,
     "add": _swapped_operands,
     "getitem": _getitem,

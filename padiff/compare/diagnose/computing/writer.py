@@ -12,7 +12,6 @@ from padiff.compare.diagnose.computing.formula import CONSTANT, MADE, Formula, K
 from padiff.compare.diagnose.computing.layer_formulas import Called, formula_lies_out_first, writings
 from padiff.compare.diagnose.traced import Graph
 from padiff.compare.judge.limits import ROUNDING, coarse
-from padiff.errors import PadiffError
 from padiff.frameworks.catalog import GRAD
 from padiff.model import equivalents
 from padiff.records import Layer, RunInfo, Step, TracedCall
@@ -115,13 +114,7 @@ class Writer:
 
     def value(self, tensor: int) -> np.ndarray | None:
         """Return the recorded values of a tensor; `None` if there are none."""
-        source = self._graph.trace.tensors[tensor].source
-        if source is None or source.sketched:
-            return None
-        try:
-            return np.asarray(source.read())
-        except PadiffError:
-            return None
+        return self._graph.values(tensor)
 
     def _written(self, call: TracedCall, open_: frozenset[int]) -> None:
         """Write a call; a call that can't be computed is left out if one of its outputs was recorded."""

@@ -10,13 +10,13 @@ from functools import partial
 import numpy as np
 
 from padiff.compare.diagnose.hypotheses import parameter_history
-from padiff.compare.diagnose.hypotheses.diff_context import DiffContext
-from padiff.compare.diagnose.hypotheses.gradients import Gradients, gradients_of, made_of
+from padiff.compare.diagnose.hypotheses.diff_context import DiffContext, whole_of
+from padiff.compare.diagnose.hypotheses.gradients import Gradients, bias_sums, gradients_of, made_of, noise_level
 from padiff.compare.diagnose.hypotheses.hypothesis import Hypothesis, Prediction
 from padiff.compare.diagnose.hypotheses.missing_gradient import is_frozen
 from padiff.compare.diagnose.hypotheses.transforms import ratio_of, scaled
 from padiff.errors import PadiffError
-from padiff.records import LOOP, SIDES, Both, Figures, Record, is_of_loss
+from padiff.records import LOOP, SIDES, Both, Figures, Pair, Record, Step, is_of_loss, settings_at
 from padiff.system.terminal import first_few
 
 #: Largest relative difference of a norm from a number of two digits, for the norm to count as a clipping limit: by
@@ -193,6 +193,7 @@ def hypotheses(scene: DiffContext) -> Iterator[Hypothesis]:
     gradients = gradients_of(scene)
     if gradients.tensors:
         yield from _of_fewer(scene, gradients)
+        yield from _of_each_backward(scene)
         while_scaled = list(_while_scaled(scene, gradients))
         yield from while_scaled or _by_norm(scene, gradients)
         yield from by_group(scene, gradients)
@@ -230,6 +231,54 @@ def _of_fewer(scene: DiffContext, gradients: Gradients) -> Iterator[Hypothesis]:
         )
 
 
+def _of_each_backward(scene: DiffContext) -> Iterator[Hypothesis]:
+    """Yield the hypothesis that one side clips after each of several backwards, and so what the ones before left, too.
+
+    The norms that its clipping gave show how often each micro-batch was scaled; biases show the sum.
+    """
+    steps = scene.sides(scene.number)
+    if steps is None:
+        return
+    norms = steps.map(_clipped_norms)
+    for side, other in (SIDES.swapped(), SIDES):
+        step, own = getattr(steps, side), getattr(norms, side)
+        limit = settings_at(getattr(scene.runs, side).info.settings, step.settings).get("clip.limit")
+        if not len(getattr(norms, other)) < len(own) == step.micro_batches or not isinstance(limit, float):
+            continue
+        shares = np.cumprod([min(1.0, limit / (norm + _TORCH)) for norm in reversed(own)])[::-1]
+        rows = [(pair, sorted(getattr(sums, side).items())) for pair, sums in bias_sums(scene, scene.number)]
+        if any(len(sums) != len(own) for _, sums in rows):
+            continue
+
+        def predict(
+            rows: Sequence[tuple[Pair, Sequence[tuple[object, np.ndarray]]]] = rows,
+            shares: np.ndarray = shares,
+            swap: bool = side == SIDES.reference,
+        ) -> Iterator[Prediction]:
+            for pair, sums in rows:
+                values = whole_of(pair)
+                if values is not None:
+                    without, actual = (value.ravel() for value in values.swapped(swap))
+                    noise = noise_level(scene) * float(np.sqrt(np.mean(np.square(actual)))) or 1.0
+                    predicted = np.asarray(sum(share * gradient for share, (_, gradient) in zip(shares, sums)))
+                    yield Prediction(pair.anchor.site, actual, predicted, without, noise)
+
+        parts = ", ".join(f"{share:.3g}" for share in shares)
+        often = "once, before its optimizer steps" if getattr(norms, other) else "not at all"
+        text = (
+            f"the {side} clips after each of the {len(own)} backwards of a step, to a norm of {limit:g}, and so again "
+            f"what the backwards before left (their gradients count {parts} times); the {other} clips {often}"
+        )
+        name = "clipping after each backward"
+        yield Hypothesis("clip_each_backward", name, text, predict, "gradients of biases", tried=2, code=True)
+
+
+def _clipped_norms(step: Step) -> list[float]:
+    """Return the norms that a step's calls of clipping gave, in order."""
+    records = (r for r in step.records if r.layer == LOOP and r.stage == "grad" and r.slot.startswith("clip_grad_norm"))
+    return [float(np.asarray(record.value).reshape(())) for record in records]
+
+
 # -- by the norm of all --------------------------------------------------------------------------------------------
 
 
@@ -257,7 +306,7 @@ def _by_norm(scene: DiffContext, gradients: Gradients) -> Iterator[Hypothesis]:
         kind = "clip_missing"
         text = (
             f"the candidate's gradients are not clipped, the reference's are, to a norm of {limits.reference:.6g} (the "
-            f"candidate's norm is {norms.candidate:.5g})"
+            f"candidate's norm is {norms.candidate:.5g}){_clips_later(scene, norms.candidate)}"
         )
         fix = parameter_history.clipping(scene.frameworks.candidate, limits.reference)
     else:
@@ -271,6 +320,23 @@ def _by_norm(scene: DiffContext, gradients: Gradients) -> Iterator[Hypothesis]:
     exact = norms.candidate / norms.reference
     name = "clipping by norm"
     yield Hypothesis(kind, name, text, lambda: scaled(gradients.tensors, exact), "gradients", 0, 3, 1, fix, sure)
+
+
+def _clips_later(scene: DiffContext, norm: float) -> str:
+    """Return text on a call of the candidate that clips after its optimizer's step; empty if there is none.
+
+    Args:
+        norm: the norm of the gradients that the optimizer received.
+    """
+    clip, step = (scene.runs.candidate.info.lines.get(role) for role in ("@clip", "@step"))
+    steps = scene.sides(scene.number)
+    if clip is None or step is None or steps is None:
+        return ""
+    norms = _clipped_norms(steps.candidate)
+    if norms and all(abs(each - norm) > SAME * norm for each in norms):
+        return ""  # it clips another model
+    after = step.file == clip.file and step.line < clip.line
+    return f": it clips in line {clip.line}, after its optimizer's step in line {step.line}" if after else ""
 
 
 def _while_scaled(scene: DiffContext, gradients: Gradients) -> Iterator[Hypothesis]:
