@@ -302,7 +302,9 @@ class Tracer:
         if chosen is None:
             return None
         if path != LOOP and name in CHOOSING:  # the loop also chooses for metrics: see `noted`
-            hands_on = before.ranks is None or any(tensors.dtype(each).startswith("int") for each in outputs)
+            hands_on = (before.rows and before.ranks is None) or any(
+                tensors.dtype(each).startswith("int") for each in outputs
+            )
             known = self._records.known.choosing[path]
             known[name] = known.get(name, False) or hands_on
         scores, picks = (self._whole_number(table, (given, *outputs)) for table in (before.scores, chosen))
