@@ -415,6 +415,37 @@ def test_flips_excuse_no_scalar_that_they_do_not_reach_and_little_of_others(kit,
 
 
 @cache
+def with_balance(kit, flips, count=1.0):
+    """Record a mixture of experts; a small term that balances its load is kept beside, and added to the loss."""
+    program = Program(kit, flips=flips, times=20.0)
+    f, kept = LIBRARY[kit.name], []
+    forward, label = program.forward, f.arange(TOKENS) % 5
+
+    def with_term(net, x):
+        p = f.nn.functional.softmax(net.router(net.first(x).reshape([-1, WIDTH])) + program.moved, -1)
+        one = f.nn.functional.one_hot(f.argmax(p, -1), EXPERTS)
+        one = one.astype("float32") if kit.name == "paddle" else one.float()
+        kept[:] = [(one.mean(0) * p.mean(0)).sum() * (0.05 * count)]
+        return forward(net, x)
+
+    program.forward = with_term
+    return trained(
+        kit,
+        program.model,
+        lambda net: f.nn.functional.cross_entropy(net(kit.tensor(X)).reshape([-1, 5]), label) + kept[0],
+        steps=1,
+    )
+
+
+def test_a_term_that_is_added_to_the_loss_shows_beside_flips(kit):
+    """The loss of the function moves more than the fault moves the term."""
+    reference = with_balance(kit, False)
+    assert compare_runs(reference, with_balance(kit, True)).passed
+    first = compare_runs(reference, with_balance(kit, True, count=0.5)).first_diff
+    assert first is not None and (first.step, first.stage) == (0, "loss"), str(first)
+
+
+@cache
 def in_half_precision(flips, coefficient):
     """Record a router in bfloat16 whose loss adds a scalar in float32; where it flips, its scores are one unit apart.
 

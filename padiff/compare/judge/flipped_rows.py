@@ -215,6 +215,8 @@ class _Judge:
                 self._judge(place, stage, float(self._rows["limit"][place]) if relative else 0.0)
             elif self._limits is not None and stage == "backward" and relative:
                 self._judge_again(place, float(self._limits[place]))
+            if stage == "loss" and relative and self._rows["passed"][place]:
+                self._judge_rest(place)
             if self._rows["passed"][place] and stage in ("forward", "backward") and relative:
                 error = self._relative[place]
                 self._whole = max(self._whole, error if math.isfinite(error) else 0.0)
@@ -464,6 +466,28 @@ class _Judge:
             return math.hypot(limit, min(WHOLLY * math.sqrt(self._share) + MIXED * self._share, WHOLLY))
         further = limits.OF_GRADIENT if stage == "update" else 1.0
         return max(limit, min(further * MIXED * max(self._whole, self._of_loss), _OF_PARAMETERS))
+
+    def _judge_rest(self, place: int) -> None:
+        """Fail a loss of which terms that no loss function gives differ by more than the flipped rows explain.
+
+        What the loss function gives differs by what these rows cause; a term that balances a router's load is made of
+        shares of all rows.
+        """
+        sites = self._diffs.sites
+        before = [k for k in sites.places["loss"].tolist() if k < place and loss_role(sites.slots[k]) == "0"]
+        if loss_role(sites.slots[place]) or not self._explained or self._faulty or len(before) != 1:
+            return
+        total, given = (_values(self._diffs[k]) for k in (place, before[0]))
+        if total is None or given is None or total.reference.size + given.reference.size > 2:
+            return
+        rest = total.zip(given).map(lambda side: float(side[0].reshape(-1)[0] - side[1].reshape(-1)[0]))
+        size, sizes = abs(float(total.reference.reshape(-1)[0])), [float(np.abs(side).max()) for side in given]
+        coarse = max(limits.allowed(each.dtype, "forward") for each in self._explained)
+        share = MIXED * self._share + SINGLE * coarse + abs(sizes[1] - sizes[0]) / (sizes[0] or math.inf)
+        most = SINGLE * limits.allowed("float32", "loss") + share * rest.reference / size
+        error = abs(rest.candidate - rest.reference) / size
+        if rest.reference > 0 and error > most:
+            self._fail(place, Figure.REL_L2, error, most)
 
     def _jump(self, place: int) -> float:
         """Return the relative change of a loss that takes other samples: the loop may rank them by other scores."""
