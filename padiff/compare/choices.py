@@ -40,7 +40,8 @@ COMPARISONS = frozenset({"gt", "ge", "lt", "le"})
 _CUTS = frozenset({"cast", "floor", "ceil", "trunc", "floor_divide"})
 # Functions that take a part of a tensor, and those that hand on one score of each row.
 _SLICES = frozenset({"getitem", "slice", "narrow"})
-_HAND_ON = frozenset({"unsqueeze", "squeeze", "reshape", "view", "expand", "expand_as", "detach", "min", "amin"})
+_RESHAPES = frozenset({"unsqueeze", "squeeze", "reshape", "view", "flatten"})
+_HAND_ON = _RESHAPES | {"expand", "expand_as", "detach", "min", "amin"}
 # Least relative distance of scores that are not of one form; factor by which another form has to be nearer.
 _OTHER, _NEARER = 0.05, 4.0
 # Units in the last place, of an element of usual size, up to which one lies at a bound. Chosen: a bound may be several
@@ -271,6 +272,10 @@ def masked(trace: Trace, call: TracedCall, largest: bool | None = None) -> Mask 
     size, rows = scores[axis], math.prod(scores) // max(scores[axis], 1)
     first, falls = _first(trace, call), is_descending(call.function, call.arguments)
     ranks = {o.tensor: (first or 0, 1 if first is not None else call.choice.chosen) for o in call.outputs[:1]}
+    ranked = {call.inputs[0].tensor}
+    for each in trace.calls:  # all elements of a tensor may be ranked as one row, and compared in its shape
+        if each.function in _RESHAPES and ranked & {o.tensor for o in (*each.inputs, *each.outputs)}:
+            ranked |= {o.tensor for o in (*each.inputs, *each.outputs)}
     for later in trace.calls:
         mask_of = [operand.tensor for operand in later.inputs if operand.tensor in ranks]
         if len(mask_of) != 1 or not later.outputs:
@@ -279,9 +284,9 @@ def masked(trace: Trace, call: TracedCall, largest: bool | None = None) -> Mask 
         shapes = [trace.tensors[operands[0].tensor].shape for operands in (later.inputs, later.outputs)]
         if later.function in COMPARISONS and count == 1 and len(later.inputs) == 2:
             at = [operand.tensor for operand in later.inputs]
-            if call.inputs[0].tensor not in at:
+            if not ranked & {*at}:
                 continue
-            takes_largest = (later.function in ("gt", "ge")) == (at[0] == call.inputs[0].tensor)
+            takes_largest = (later.function in ("gt", "ge")) == (at[0] in ranked)
             from_start, strict = takes_largest == falls, later.function in ("gt", "lt")
             taken_count = start + 1 - strict if from_start else size - start - strict
             mask = Mask(taken_count, takes_largest, start, strict, later.line)

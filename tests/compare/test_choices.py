@@ -1374,3 +1374,41 @@ def test_the_largest_scores_are_the_least_of_their_negatives(kit):
     assert compare_runs(reference, ranked(kit, "negated")).passed
     cause = compare_runs(reference, ranked(kit, "negated", k=3)).first_diff.cause
     assert cause.kind == "choice_count", str(cause)
+
+
+def largest_weights(kit, by, flips=False, k=200, passes_all=True):
+    """Record a linear layer of which the largest weights count, straight through; two of them nearly tie at the end."""
+    f = LIBRARY[kit.name]
+    values = np.random.default_rng(8).permutation(400).astype(np.float32) / 400 + 0.1
+    values *= np.random.default_rng(9).choice([-1, 1], 400)
+    last, first = np.argsort(-np.abs(values))[199:201]
+    values[first] = np.nextafter(values[last], np.sign(values[last]) * np.float32(2 if flips else 0))
+    x = kit.tensor(np.random.default_rng(6).normal(size=(8, 4, 20)).astype(np.float32))
+
+    def forward(net, x):
+        w = net.first.weight
+        size = w.detach().abs()
+        if by == "topk":
+            chosen = f.nn.functional.one_hot(f.topk(size.reshape([-1]), k, -1)[1], 400).sum(0).reshape([20, 20])
+            mask = chosen.astype("float32") if kit.name == "paddle" else chosen.float()
+        else:
+            ranks = f.sort(size.reshape([-1]), -1, True)
+            mask = size >= (ranks if kit.name == "paddle" else ranks[0])[k - 1]
+            mask = mask.astype("float32") if kit.name == "paddle" else mask.float()
+        return f.matmul(x, w + (w * mask - w).detach() if passes_all else w * mask)
+
+    kit.seed(0)
+    model = kit.net(forward, first=kit.Linear(20, 20))
+    filled(kit, model, model.first)
+    kit.set_weight(model.first, values.reshape(20, 20))
+    return trained(kit, model, lambda net: (net(x) ** 2).mean(), steps=1)
+
+
+@pytest.mark.parametrize("by", ["topk", "sort"])
+def test_gradients_of_elements_that_are_chosen_are_judged_without_those_chosen_otherwise(kit, by):
+    reference = largest_weights(kit, "topk")
+    assert compare_runs(reference, largest_weights(kit, by, flips=True)).passed
+    report = compare_runs(reference, largest_weights(kit, by, flips=True, passes_all=False))
+    assert not report.passed and report.first_diff.stage == "grad", str(report)
+    report = compare_runs(reference, largest_weights(kit, by, flips=True, k=150))
+    assert report.first_diff.cause.kind == "choice_count" and "150" in str(report.first_diff.cause), str(report)

@@ -400,8 +400,8 @@ class _Judge:
                 self._pass(place)
             return
         error, most = self._relative[place], self._most(place, stage, limit)
+        outside = self._outside(diff) if stage in ("grad", "update") else None
         if stage in ("grad", "update"):
-            outside = self._outside(diff)
             if outside is None:
                 most = max(most, min(self._at_bounds, _OF_PARAMETERS))
             else:
@@ -411,6 +411,7 @@ class _Judge:
         elif (
             inside
             and stage in ("grad", "update")
+            and outside is None
             and any(each.sends_rows for each in self._explained)
             and self._rows["l2"][place] <= WHOLLY * self._largest(place, stage)
             and not self._is_scaled(diff, most)
@@ -418,12 +419,14 @@ class _Judge:
             self._pass(place)
 
     def _outside(self, diff: Diff) -> float | None:
-        """Return the relative error of a gradient without its elements at bounds; `None` if there are none."""
-        shape = diff.pair.anchor.shape
-        masks = [
-            each.elements.mask.reshape(each.elements.grid) for each in self._explained if each.elements is not None
-        ]
-        masks = [mask if mask.shape == shape else mask.T for mask in masks if shape in (mask.shape, mask.shape[::-1])]
+        """Return the relative error of a gradient without the elements that flip; `None` if none of them do."""
+        shape, masks = diff.pair.anchor.shape, []
+        for each in self._explained:
+            if each.elements is not None and shape in (each.elements.grid, each.elements.grid[::-1]):
+                mask = each.elements.mask.reshape(each.elements.grid)
+                masks.append(mask if mask.shape == shape else mask.T)
+            elif each.chosen_places is not None and each.rows == math.prod(shape):
+                masks.append(each.mask.reshape(shape))  # a mask of all elements
         values = _values(diff) if masks else None
         if values is None:
             return None
@@ -513,7 +516,9 @@ class _Judge:
 
         True if no call chooses among samples or tokens.
         """
-        counts = [flips.count for flips in self._explained if flips.chosen_places is not None]
+        shapes = [self._diffs.sites.shapes[place] for place in self._diffs.sites.places["forward"].tolist()]
+        rows = {math.prod(shape[:axes]) for shape in shapes for axes in range(1, len(shape))}
+        counts = [each.count for each in self._explained if each.chosen_places is not None and each.rows in rows]
         arrays = _values(diff) if counts and len(counts) == len(self._explained) else None
         if arrays is None or arrays.reference.ndim < 2 or len(arrays.reference) ** 2 > _MOST:
             return True
