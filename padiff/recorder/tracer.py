@@ -299,9 +299,12 @@ class Tracer:
         with own_calls(), tensors.without_grad():
             outputs = [tensor for _, tensor in flatten(output, "", self._is_tensor)]
             chosen = picked(tensors, before, outputs)
+            # Bounds that hold nothing back need not be heard in later steps.
+            acts = before.rows or not bool((before.scores > 0).all())
         if chosen is None:
             return None
-        if path != LOOP and name in CHOOSING:  # the loop also chooses for metrics: see `noted`
+        # The loop also chooses for metrics: see `noted`.
+        if path != LOOP and name in CHOOSING and acts:
             hands_on = (before.rows and before.ranks is None) or any(
                 tensors.dtype(each).startswith("int") for each in outputs
             )
