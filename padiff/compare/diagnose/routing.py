@@ -797,6 +797,8 @@ def _thresholds(traces: Both[Trace], end: int) -> Cause | None:
             if len({math.prod(side[0].tensors[side[1].outputs[0].tensor].shape) for side in traces.zip(calls)}) > 1:
                 continue  # other tensors
             compares, names = number(calls.reference) is not None, calls.map(lambda call: call.function)
+            if compares is not (number(calls.candidate) is not None):
+                continue
             name, value, expected = f"{names.candidate}() in `{_place(layer)}`", f"{instead[0]:.6g}", f"{only[0]:.6g}"
             text = (
                 f"{name} compares with {value}, the reference's {names.reference}() with {expected}"
