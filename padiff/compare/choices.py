@@ -11,7 +11,7 @@ import math
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from difflib import Match, SequenceMatcher
 from functools import cached_property, partial
 from types import MappingProxyType
@@ -20,10 +20,10 @@ from typing import NamedTuple
 import numpy as np
 
 from padiff.align import Alignment
-from padiff.compare.judge.limits import allowed
+from padiff.compare.judge.limits import ROUNDING, allowed
 from padiff.errors import RunFolderError
 from padiff.frameworks.catalog import first_rank, is_descending, pooled_axes, row_axis
-from padiff.recorder.calls import before_first
+from padiff.recorder.calls import QUANTISERS, ROUNDINGS, before_first
 from padiff.records import LOOP, ROOT, Both, Choice, RunInfo, Step, Trace, TracedCall
 from padiff.records.sources import TensorSource
 from padiff.system.frames import Frame
@@ -40,9 +40,13 @@ COMPARISONS = frozenset({"gt", "ge", "lt", "le"})
 _CUTS = frozenset({"cast", "floor", "ceil", "trunc", "floor_divide"})
 # Functions that take a part of a tensor, and those that hand on one score of each row.
 _SLICES = frozenset({"getitem", "slice", "narrow"})
-_HAND_ON = frozenset({"unsqueeze", "squeeze", "reshape", "view", "expand", "expand_as", "detach", "min", "amin"})
+_RESHAPES = frozenset({"unsqueeze", "squeeze", "reshape", "view", "flatten"})
+_HAND_ON = _RESHAPES | {"expand", "expand_as", "detach", "min", "amin"}
 # Least relative distance of scores that are not of one form; factor by which another form has to be nearer.
 _OTHER, _NEARER = 0.05, 4.0
+# Units in the last place, of an element of usual size, up to which one lies at a bound. Chosen: a bound may be several
+# times as large, and the element is rounded, and its scale and its input are.
+_AT_BOUND = 16.0
 # Largest number of entries whose scores do not tell the form of all.
 _FEW = 2
 # Most rows that hold one extreme score by chance: a table of distances holds each twice.
@@ -105,6 +109,7 @@ class Flips:
         tied: number of recorded rows that chose otherwise between equal scores, whether or not a rule chooses.
         rules: which of equal scores each side takes: ``the first``, ``the last``, ``any``, ``all`` or ``none``; `None`
             if there are no such rows.
+        alone: True for bounds of one side, which the other side writes otherwise: elements at them count.
         others: True if most values that two calls compare with a threshold differ by more than rounding.
     """
 
@@ -132,6 +137,7 @@ class Flips:
     elements: View | None = None
     shift: float = 0.0
     others: bool = False
+    alone: bool = False
     tied: int = 0
     rules: Both[str] | None = None
 
@@ -139,6 +145,11 @@ class Flips:
     def count(self) -> int:
         """Return the number of recorded rows that chose otherwise."""
         return int(self.flipped.sum())
+
+    @property
+    def sends_rows(self) -> bool:
+        """Return True if the call may send rows elsewhere: it does not only round, or hold values between bounds."""
+        return self.calls.reference.chooses and self.calls.reference.function not in ROUNDINGS | QUANTISERS
 
     @property
     def touching(self) -> int:
@@ -152,6 +163,8 @@ class Flips:
             return float(self.picks.mask.mean())
         if self.tokens is not None:
             return float(self.tokens.mask.mean())
+        if not any(self.chosen):  # of the elements, those nearest to the threshold are recorded
+            return self.count / max(self.rows, 1)
         return self.count / max(len(self.recorded), 1)
 
     @property
@@ -166,7 +179,8 @@ class Flips:
 def chooses(steps: Both[Step]) -> bool:
     """Return True if the traces of both sides have calls that choose; False if a trace is damaged."""
     try:
-        return all(any(call.choice is not None for call in step.trace.calls) for step in steps)
+        kinds = [{call.chooses for call in step.trace.calls if call.choice is not None} for step in steps]
+        return all(kinds) or any(False in kind for kind in kinds)
     except RunFolderError:
         return False
 
@@ -191,7 +205,38 @@ def flips_of(
             flips.count or flips.shared or flips.shift or flips.chosen.reference != flips.chosen.candidate
         ):
             found.append(flips)
-    return found
+    return sorted([*found, *_at_bounds(traces, alignment)], key=lambda each: each.position)
+
+
+def _at_bounds(traces: Both[Trace], alignment: Alignment) -> Iterator[Flips]:
+    """Yield the calls that hold values between bounds, with elements whose gradient passes on one side only.
+
+    Of bounds that only one side has (the other side may compare, or quantise by one function), these are the elements
+    that lie at the bounds up to a few units in their last place.
+    """
+    bounds = traces.map(
+        lambda trace: [
+            _Chooser(trace, k, call) for k, call in enumerate(trace.calls) if call.choice and not call.chooses
+        ]
+    )
+    pairs = list(_paired(bounds, alignment)) if all(bounds) else []
+    for side in pairs:
+        choosers = side.map(lambda some: some[0])
+        flips = _flips(traces, choosers.reference.position, choosers.map(lambda each: (each.call,)), {}, ())
+        if flips is not None and flips.count:
+            yield replace(flips, elements=View(flips.grid, flips.mask))
+    for name in ("reference", "candidate"):
+        held = {getattr(side, name)[0].position for side in pairs}
+        for chooser in (each for each in getattr(bounds, name) if each.position not in held):
+            table, trace, calls = tables_of(chooser.trace, chooser.call), chooser.trace, (chooser.call,)
+            flips = _flips(Both(trace, trace), chooser.position, Both(calls, calls), {}, ())
+            if table is None or flips is None:
+                continue
+            distances = np.abs(table.scores[0][np.argsort(table.places[0])])
+            near = distances <= _AT_BOUND * ROUNDING[flips.dtype] * flips.size
+            if near.any():
+                flips = replace(flips, flipped=near, alone=True, position=flips.position if name == "reference" else 0)
+                yield replace(flips, elements=View(flips.grid, flips.mask))
 
 
 class Mask(NamedTuple):
@@ -227,6 +272,10 @@ def masked(trace: Trace, call: TracedCall, largest: bool | None = None) -> Mask 
     size, rows = scores[axis], math.prod(scores) // max(scores[axis], 1)
     first, falls = _first(trace, call), is_descending(call.function, call.arguments)
     ranks = {o.tensor: (first or 0, 1 if first is not None else call.choice.chosen) for o in call.outputs[:1]}
+    ranked = {call.inputs[0].tensor}
+    for each in trace.calls:  # all elements of a tensor may be ranked as one row, and compared in its shape
+        if each.function in _RESHAPES and ranked & {o.tensor for o in (*each.inputs, *each.outputs)}:
+            ranked |= {o.tensor for o in (*each.inputs, *each.outputs)}
     for later in trace.calls:
         mask_of = [operand.tensor for operand in later.inputs if operand.tensor in ranks]
         if len(mask_of) != 1 or not later.outputs:
@@ -235,9 +284,9 @@ def masked(trace: Trace, call: TracedCall, largest: bool | None = None) -> Mask 
         shapes = [trace.tensors[operands[0].tensor].shape for operands in (later.inputs, later.outputs)]
         if later.function in COMPARISONS and count == 1 and len(later.inputs) == 2:
             at = [operand.tensor for operand in later.inputs]
-            if call.inputs[0].tensor not in at:
+            if not ranked & {*at}:
                 continue
-            takes_largest = (later.function in ("gt", "ge")) == (at[0] == call.inputs[0].tensor)
+            takes_largest = (later.function in ("gt", "ge")) == (at[0] in ranked)
             from_start, strict = takes_largest == falls, later.function in ("gt", "lt")
             taken_count = start + 1 - strict if from_start else size - start - strict
             mask = Mask(taken_count, takes_largest, start, strict, later.line)
@@ -303,10 +352,13 @@ def paired(traces: Both[Trace], alignment: Alignment) -> Iterator[tuple[int, Bot
     calls, one after the other, for the rows of one call of the other side.
     """
     choosers = traces.map(
-        lambda trace: [_Chooser(trace, k, call) for k, call in enumerate(trace.calls) if call.choice is not None]
+        lambda trace: [_Chooser(trace, k, call) for k, call in enumerate(trace.calls) if call.chooses]
     )
     rankings = choosers.map(lambda side: [each for each in side if each.choice.chosen])
-    groups = [choosers.map(lambda side: [each for each in side if not each.choice.chosen])]
+    thresholds = choosers.map(lambda side: [each for each in side if not each.choice.chosen])
+    groups = [thresholds]
+    if not _alike(*thresholds):  # a number that is rounded, and one that is compared
+        groups = [thresholds.map(partial(_that_round, rounds=rounds)) for rounds in (True, False)]
     if _alike(*rankings):
         groups.append(rankings)
     else:
@@ -320,6 +372,11 @@ def paired(traces: Both[Trace], alignment: Alignment) -> Iterator[tuple[int, Bot
 def _that_return(choosers: list[_Chooser], places: bool) -> list[_Chooser]:
     """Return the calls that return places, or those that do not."""
     return [each for each in choosers if returns_places(each.trace, each.call) is places]
+
+
+def _that_round(choosers: list[_Chooser], rounds: bool) -> list[_Chooser]:
+    """Return the calls that round, or those that compare."""
+    return [each for each in choosers if (each.call.function in ROUNDINGS | QUANTISERS) is rounds]
 
 
 def _paired(choosers: Both[list[_Chooser]], alignment: Alignment) -> Iterator[Both[list[_Chooser]]]:
@@ -434,19 +491,20 @@ def _flips(
     choices: Both[Choice] = calls.map(lambda call: call.choice)  # type: ignore[arg-type, return-value]
     tables = [_joined_tables(*side) for side in traces.zip(parts)]
     grid = grid_of(traces.reference, calls.reference)
-    if tables[0] is None or tables[1] is None or grid is None or not calls.candidate.inputs:
+    if tables[0] is None or tables[1] is None or grid is None:
+        return None
+    if not any(choice.chosen for choice in choices):
+        return _of_threshold(traces, calls, position, grid, Both(tables[0], tables[1]), _dtype(traces, choices))
+    if not all(call.inputs for call in calls):
         return None
     several, (shape, axis) = len(parts.reference), shape_and_axis(traces.reference, calls.reference)
     rows, chosen = choices.reference.rows * several, choices.map(lambda choice: choice.chosen)
-    if all(chosen) and rows != choices.candidate.rows * len(parts.candidate):
+    if not all(chosen):
+        return None
+    if rows != choices.candidate.rows * len(parts.candidate):
         return None
     if several > 1:
         grid, shape, axis = (several, *grid), (several, *shape), None if axis is None else axis + 1
-    if not all(chosen):
-        shapes = traces.zip(calls).map(lambda side: [side[0].tensors[o.tensor].shape for o in side[1].outputs])
-        if [math.prod(shape) for shape in shapes.reference] != [math.prod(shape) for shape in shapes.candidate]:
-            return None
-        return _of_threshold(traces, calls, position, grid, Both(tables[0], tables[1]), _dtype(traces, choices))
     ids = parts.zip(choices).map(
         lambda side: np.concatenate(
             [np.arange(0, side[1].rows, side[1].every) + k * side[1].rows for k in range(len(side[0]))]
@@ -838,9 +896,17 @@ def _of_threshold(
 
     Returns `None` if most scores differ by more than their size: the calls compare other things.
     """
+    shapes = traces.zip(calls).map(lambda side: side[0].tensors[side[1].outputs[0].tensor].shape)
+    if math.prod(shapes.reference) != math.prod(shapes.candidate):
+        return None
     places = tables.map(lambda side: side.places[0])
-    both, *at = np.intersect1d(*places, return_indices=True)
-    known = Both(*(side.scores[0, each].astype(np.float64) for side, each in zip(tables, at)))
+    both, at, known = _common(tables, places)
+    if len(grid) == 2 and shapes.candidate == grid[::-1]:  # a linear layer's weight
+        rows, columns = np.divmod(places.candidate.astype(np.int64), grid[0])
+        turned = Both(places.reference, columns * grid[1] + rows)
+        others = _common(tables, turned)
+        if shapes.candidate != grid or _median_apart(others[2]) < _median_apart(known):
+            places, (both, at, known) = turned, others
     picked = [side.picked[0, each].astype(np.float64) for side, each in zip(tables, at)]
     names = calls.map(lambda call: call.function)
     if names.reference != names.candidate and "sign" in names:  # -1, 0 and 1 for a mask; 0 is neither of its numbers
@@ -852,6 +918,8 @@ def _of_threshold(
         return None  # whole numbers: the call that made them chose
     flipped = picked[0] != picked[1]
     distance = np.abs(known.candidate - known.reference)
+    if all(call.function in ROUNDINGS | QUANTISERS for call in calls):
+        distance = np.minimum(distance, np.abs(1 - distance))  # midway between two thresholds, above one or below one
     if distance.size and np.median(distance) > max(map(_rms, known)):
         return None
     shift, size, are_others = _compared(traces, calls, allowed(dtype, "forward"))
@@ -879,10 +947,22 @@ def _of_threshold(
     )
 
 
+def _common(tables: Both[Tables], places: Both[np.ndarray]) -> tuple[np.ndarray, list[np.ndarray], Both[np.ndarray]]:
+    """Return the elements that both sides recorded, where each side has them, and their scores."""
+    both, *at = np.intersect1d(*places, return_indices=True)
+    return both, at, Both(*(side.scores[0, each].astype(np.float64) for side, each in zip(tables, at)))
+
+
+def _median_apart(scores: Both[np.ndarray]) -> float:
+    return float(np.median(np.abs(scores.candidate - scores.reference))) if scores.reference.size else math.inf
+
+
 def _compared(traces: Both[Trace], calls: Both[TracedCall], limit: float) -> tuple[float, float, bool]:
     """Return by how much two thresholds that are numbers differ, for equal values; the size of the values; and True if
     most of them differ by more than rounding: of other values, those nearest to a threshold are as near.
     """
+    if not all(call.inputs for call in calls):
+        return 0.0, 0.0, False
     sources = traces.zip(calls).map(lambda side: side[0].tensors[side[1].inputs[0].tensor].source)
     try:
         sides = sources.map(_picture)
@@ -910,6 +990,32 @@ def _picture(source: TensorSource | None) -> np.ndarray:
     if sketch is None:
         return np.zeros(0)
     return np.asarray(sketch.projection, np.float64) / math.sqrt(sketch.looked_at / len(sketch.projection))
+
+
+def bounds_of(trace: Trace, call: TracedCall) -> list[float]:
+    """Return the numbers between which a call holds values, or a quantiser does; none if all values lie inside."""
+    if call.function in QUANTISERS:
+        return [float(value) for name, value in call.arguments.items() if name.startswith("quant_")]
+    inside = _table(trace, call.choice.picked) if call.choice is not None and not call.chooses else None
+    if inside is None or inside.all():
+        return []
+    return [float(value) for value in call.arguments.values() if isinstance(value, (int, float))]
+
+
+def opposed(traces: Both[Trace], parts: Both[tuple[TracedCall, ...]]) -> bool:
+    """Return True if one side ranks what the other side's scores are the negatives of, up to a number for each row."""
+    tables = traces.zip(parts).map(lambda side: _joined_tables(*side))
+    if tables.reference is None or tables.candidate is None:
+        return False
+    width = 1 + max(int(side.places.max(initial=0)) for side in tables if side is not None)
+    if len(tables.reference.places) != len(tables.candidate.places) or width * len(tables.reference.places) > _MOST:
+        return False
+    known = Both(*(_spread(side.scores, side.places, width) for side in tables if side is not None))
+    both = np.isfinite(known.reference) & np.isfinite(known.candidate)
+    with np.errstate(all="ignore"), warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # rows without scores that both sides recorded
+        centred = known.map(lambda side: side - np.nanmean(np.where(both, side, np.nan), axis=1, keepdims=True))
+    return float((centred.reference * centred.candidate)[both].sum()) < 0
 
 
 def number(call: TracedCall) -> float | None:
@@ -992,6 +1098,8 @@ def reached(trace: Trace, positions: Collection[int], by_value: bool = False) ->
         positions: positions of the calls.
         by_value: True to follow real numbers only: not which rows are taken, but what they hold.
     """
+    if not positions:
+        return set()
     first = min(positions)
     origins = {operand.tensor for call in trace.calls[:first] for operand in (*call.inputs, *call.outputs)}
     if trace.calls[first].layer != LOOP:
@@ -1062,11 +1170,11 @@ def grid_of(trace: Trace, call: TracedCall) -> tuple[int, ...] | None:
     """Return the shape of the rows of the call's scores, in the order in which they were recorded."""
     choice = call.choice
     assert choice is not None
+    if not choice.chosen:
+        return trace.tensors[call.outputs[0].tensor].shape  # its other operand may be the larger one
     if not call.inputs:
         return None
     shape = trace.tensors[call.inputs[0].tensor].shape
-    if not choice.chosen:
-        return trace.tensors[call.outputs[0].tensor].shape  # its other operand may be the larger one
     axes = pooled(call)
     if axes:
         return shape[:-axes] if math.prod(shape[:-axes]) == choice.rows else None

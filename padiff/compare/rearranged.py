@@ -112,7 +112,7 @@ class _Search:
         self._diffs, self._measure = diffs, measure
         self._blocks = choosing_blocks(step)
         #: Numbers of rows, and of tokens, among which calls choose: of a batch that is given whole.
-        calls = [call for call in step.trace.calls if call.choice is not None]
+        calls = [call for call in step.trace.calls if call.chooses]
         choices = [call.choice for call in calls if call.choice is not None]
         self._batches = {choice.rows for choice in choices}
         self._batches |= {math.prod(step.trace.tensors[o.tensor].shape) for call in calls for o in call.inputs[:1]}

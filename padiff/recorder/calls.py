@@ -270,12 +270,16 @@ THRESHOLDS = frozenset(
         "bucketize", "searchsorted",
     )
 )  # fmt: skip
+#: Those that round.
+ROUNDINGS = frozenset(["round", "floor", "ceil", "trunc", "floor_divide", "cast"])
 #: Functions that draw a place, which the largest of scores times random numbers is.
 DRAWS = frozenset(["multinomial", "gumbel_softmax"])
 #: Functions that round to the multiples of a number.
 QUANTISERS = frozenset(["fake_quantize_per_tensor_affine", "fake_quantize_per_channel_affine"])
+#: Functions that hold values between bounds: beyond them, no gradient passes.
+BOUNDING = frozenset(["clamp", "clamp_min", "clamp_max", "relu6", "hardtanh"])
 #: Functions that choose, by their common names.
-CHOOSING = RANKING | THRESHOLDS | POOLING | DRAWS | QUANTISERS
+CHOOSING = RANKING | THRESHOLDS | POOLING | DRAWS | QUANTISERS | BOUNDING
 
 #: Ranks that are kept beyond the chosen ones: where several scores nearly tie, the other side may choose any of them.
 BEYOND = 4
@@ -351,8 +355,8 @@ class Seen(NamedTuple):
     """Scores that a call is about to choose from, as tensors of the framework.
 
     Attributes:
-        ranks: places that the call chooses; `None` for a threshold.
-        rows: number of rows of the scores.
+        ranks: places that the call chooses; `None` for a threshold, or for bounds.
+        rows: number of rows of the scores; 0 for bounds.
         every: every n-th row is kept.
         scores, places: see `padiff.records.Choice`; no places for whole rows.
         step: inverse of a quantiser's step, and its zero point, as tensors or numbers.
@@ -388,20 +392,22 @@ def seen(
     step = _step_of(tensors, name, scores, given) if name in QUANTISERS else None
     if step is not None:
         scores, name = (scores.detach() * step[0] + step[1]).clip(given["quant_min"], given["quant_max"]), "round"
-    if name in THRESHOLDS:
+    if name in THRESHOLDS or name in BOUNDING:
         if name in ("eq", "ne") and not tensors.is_tensor(other):
             return None  # a mask, not a choice by scores
         if name in ("bucketize", "searchsorted"):
             row = _from_boundaries(tensors, scores, other)
         else:
-            row = tensors.rows(above(name, scores.detach(), other), None)
+            given_bounds = _bounds(name, given) if name in BOUNDING else None
+            apart = above(name, scores.detach(), other) if given_bounds is None else _inside(scores, *given_bounds)
+            row = tensors.rows(apart, None)
         if row is None:
             return None
         size = tensors.shape(row)[1]
         if not size:
             return None
         _, places = tensors.ranked(row.abs(), min(NEAREST, size), False)
-        return Seen(None, 1, 1, tensors.along(row, places), places, step)
+        return Seen(None, int(name not in BOUNDING), 1, tensors.along(row, places), places, step)
     axes = pooled_axes(name, arguments)
     if axes:
         return _pooled(tensors, scores, axes, sketched)
@@ -465,6 +471,25 @@ def _step_of(tensors: Tensors, name: str, values: Any, given: Mapping[str, Any])
     return 1 / step.detach().reshape(shape), zero.detach().reshape(shape)
 
 
+def _bounds(name: str, given: Mapping[str, Any]) -> tuple[Any, Any]:
+    """Return the bounds of a function of `BOUNDING`: numbers, tensors, or `None`."""
+    if name == "relu6":
+        return 0.0, 6.0
+    if name == "hardtanh":
+        return tuple(given.get(f"{end}_val", given.get(end, one)) for end, one in (("min", -1.0), ("max", 1.0)))
+    least, largest = given.get("min"), given.get("max")
+    _, other, *_ = (*given.values(), None, None)
+    return (other, None) if name == "clamp_min" else (None, other) if name == "clamp_max" else (least, largest)
+
+
+def _inside(values: Any, least: Any, largest: Any) -> Any:
+    """Return how far each value lies inside of the nearer bound; below zero outside."""
+    values = values.detach()
+    if least is None or largest is None:
+        return largest - values if least is None else values - least
+    return (values - least).minimum(largest - values)
+
+
 def _pooled(tensors: Tensors, scores: Any, axes: int, sketched: bool) -> Seen | None:
     """Return the planes from which a pooling function takes a place of each window."""
     shape = tensors.shape(scores)
@@ -496,6 +521,8 @@ def picked(tensors: Tensors, before: Seen, outputs: Sequence[Any]) -> Any:
     Args:
         outputs: tensors that the call returned.
     """
+    if before.ranks is None and not before.rows:
+        return before.scores >= 0
     if before.ranks is None:
         output = outputs[0] if before.step is None else (outputs[0] * before.step[0] + before.step[1]).round()
         return tensors.along(tensors.rows(output, None), before.places)

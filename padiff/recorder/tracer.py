@@ -303,10 +303,15 @@ class Tracer:
         with own_calls(), tensors.without_grad():
             outputs = [tensor for _, tensor in flatten(output, "", self._is_tensor)]
             chosen = picked(tensors, before, outputs)
+            # Bounds that hold nothing back need not be heard in later steps.
+            acts = before.rows or not bool((before.scores > 0).all())
         if chosen is None:
             return None
-        if path != LOOP and name in CHOOSING:  # the loop also chooses for metrics: see `noted`
-            hands_on = before.ranks is None or any(tensors.dtype(each).startswith("int") for each in outputs)
+        # The loop also chooses for metrics: see `noted`.
+        if path != LOOP and name in CHOOSING and acts:
+            hands_on = (before.rows and before.ranks is None) or any(
+                tensors.dtype(each).startswith("int") for each in outputs
+            )
             known = self._records.known.choosing[path]
             known[name] = known.get(name, False) or hands_on
         scores, picks = (self._whole_number(table, (given, *outputs)) for table in (before.scores, chosen))

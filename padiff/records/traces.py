@@ -48,7 +48,7 @@ class Choice(NamedTuple):
 
     Attributes:
         chosen: number of places that each row chooses; 0 for a threshold.
-        rows: number of rows of the scores.
+        rows: number of rows of the scores; 0 for bounds, inside of which a value passes on its gradient.
         every: only every n-th row was recorded.
         scores: number of the traced tensor with the scores, best first, of shape (recorded rows, ranks); for a
             threshold, how far the elements lie above it.
@@ -98,6 +98,11 @@ class TracedCall:
     stack: tuple[Frame, ...] = ()
     choice: Choice | None = None
     cut: bool = False
+
+    @property
+    def chooses(self) -> bool:
+        """Return True if the call chooses values, and does not only hold them within bounds."""
+        return self.choice is not None and self.choice.rows > 0
 
     @property
     def line(self) -> Frame | None:

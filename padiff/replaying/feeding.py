@@ -255,7 +255,7 @@ def _gives_values(step: Step, call: TracedCall) -> bool:
 def unpinned(step: Step) -> list[str]:
     """Return the calls that choose, and whose choice can't be given to another model, as ``layer (function)``."""
     try:
-        calls = [call for call in step.trace.calls if call.choice is not None]
+        calls = [call for call in step.trace.calls if call.chooses]
     except RunFolderError:
         return []
     left = [call for call in calls if not _can_be_given(step, call) and not _gives_values(step, call)]

@@ -354,7 +354,8 @@ def ranked(kit, by, k=2, largest=True, start=0):
             return net.last(f.topk(h, 2, -1)[0][..., 1].unsqueeze(-1))
         if by == "topk":
             return net.last(f.topk(h, k, -1, largest)[0].sum(-1).unsqueeze(-1))
-        order = f.argsort(h, -1, descending=largest)[:, start : start + k]
+        order = f.argsort(-h, -1) if by == "negated" else f.argsort(h, -1, descending=largest)
+        order = order[:, start : start + k]
         best = h.gather(1, order) if kit.name == "torch" else f.take_along_axis(h, order, 1)
         return net.last(best.sum(-1).unsqueeze(-1))
 
@@ -411,6 +412,37 @@ def test_flips_excuse_no_scalar_that_they_do_not_reach_and_little_of_others(kit,
     assert compare_runs(reference, with_scalars(kit, True)).passed
     first = compare_runs(reference, with_scalars(kit, True, **fault)).first_diff
     assert first is not None and (first.step, first.stage) == (0, "forward"), str(first)
+
+
+@cache
+def with_balance(kit, flips, count=1.0):
+    """Record a mixture of experts; a small term that balances its load is kept beside, and added to the loss."""
+    program = Program(kit, flips=flips, times=20.0)
+    f, kept = LIBRARY[kit.name], []
+    forward, label = program.forward, f.arange(TOKENS) % 5
+
+    def with_term(net, x):
+        p = f.nn.functional.softmax(net.router(net.first(x).reshape([-1, WIDTH])) + program.moved, -1)
+        one = f.nn.functional.one_hot(f.argmax(p, -1), EXPERTS)
+        one = one.astype("float32") if kit.name == "paddle" else one.float()
+        kept[:] = [(one.mean(0) * p.mean(0)).sum() * (0.05 * count)]
+        return forward(net, x)
+
+    program.forward = with_term
+    return trained(
+        kit,
+        program.model,
+        lambda net: f.nn.functional.cross_entropy(net(kit.tensor(X)).reshape([-1, 5]), label) + kept[0],
+        steps=1,
+    )
+
+
+def test_a_term_that_is_added_to_the_loss_shows_beside_flips(kit):
+    """The loss of the function moves more than the fault moves the term."""
+    reference = with_balance(kit, False)
+    assert compare_runs(reference, with_balance(kit, True)).passed
+    first = compare_runs(reference, with_balance(kit, True, count=0.5)).first_diff
+    assert first is not None and (first.step, first.stage) == (0, "loss"), str(first)
 
 
 @cache
@@ -1273,3 +1305,110 @@ def test_a_mask_that_leaves_nothing_out_is_named_by_the_number_of_its_places(kit
     assert compare_runs(run(), run(by_mask=True)).passed
     cause = compare_runs(run(), run(by_mask=True, chosen=2)).first_diff.cause
     assert cause.kind == "choice_count" and "the code takes 2 places of each row" in str(cause), str(cause)
+
+
+def weights_quantised(kit, library, by, flips=False, at=3.0, passes_all=False, largest=3.0):
+    """Record a linear layer whose weights are rounded to whole numbers, straight through.
+
+    Some weights lie at a bound, or halfway between two numbers, up to a unit in the last place: beyond it if ``flips``.
+    Others lie far beyond the bounds.
+    """
+    values = np.random.default_rng(8).uniform(-2.4, 2.4, (9, 9)).astype(np.float32)
+    to = np.float32(np.inf if flips else -np.inf)
+    values[0, :4] = np.nextafter(np.float32(at), to)
+    values[2:4, 5] = 7, -8
+    x = kit.tensor(np.random.default_rng(6).normal(size=(8, 4, 9)).astype(np.float32))
+
+    def forward(net, x):
+        w = net.first.weight if library is torch else net.first.weight.t()
+        if by == "function":
+            w = torch.fake_quantize_per_tensor_affine(w, 1.0, 0, -8, int(largest))
+        else:
+            inside = library.clip(w, -8.0, largest)
+            passed = w if passes_all else inside
+            w = passed + (inside.round() - passed).detach()
+        return library.matmul(x, w.t())
+
+    kit.seed(0)
+    model = kit.net(forward, first=kit.Linear(9, 9))
+    filled(kit, model, model.first)
+    kit.set_weight(model.first, values)
+    return trained(kit, model, lambda net: (net(x) ** 2).mean(), steps=1)
+
+
+def test_rounded_weights_of_the_other_layout_are_the_same_elements():
+    kits = KITS["torch"], KITS["paddle"]
+    report = compare_runs(
+        weights_quantised(kits[0], torch, "hand", at=1.5), weights_quantised(kits[1], paddle, "hand", True, at=1.5)
+    )
+    assert report.passed and "round() of (root): 4 of 81 rows" in str(report), str(report)
+
+
+@pytest.mark.parametrize("by", ["hand", "function"])
+def test_elements_at_a_bound_pass_on_a_gradient_or_not(kit, by):
+    library = LIBRARY[kit.name]
+    reference = weights_quantised(KITS["torch"], torch, by)
+    report = compare_runs(reference, weights_quantised(kit, library, "hand", flips=True))
+    assert report.passed and report.choices, str(report)
+
+
+@pytest.mark.parametrize("by", ["hand", "function"])
+def test_elements_beyond_a_bound_pass_on_no_gradient(kit, by):
+    library = LIBRARY[kit.name]
+    reference = weights_quantised(KITS["torch"], torch, by)
+    report = compare_runs(reference, weights_quantised(kit, library, "hand", flips=True, passes_all=True))
+    assert not report.passed and "grad: first" in str(report), str(report)
+
+
+@pytest.mark.parametrize("by", ["hand", "function"])
+def test_another_bound_is_named(kit, by):
+    library = LIBRARY[kit.name]
+    reference = weights_quantised(KITS["torch"], torch, by)
+    cause = compare_runs(reference, weights_quantised(kit, library, "hand", True, largest=2.0)).first_diff.cause
+    assert "2" in str(cause) and "3" in str(cause), str(cause)
+
+
+def test_the_largest_scores_are_the_least_of_their_negatives(kit):
+    """Other code behind a ranking of negated scores is not taken for a ranking from the other end."""
+    reference = ranked(kit, "topk")
+    assert compare_runs(reference, ranked(kit, "negated")).passed
+    cause = compare_runs(reference, ranked(kit, "negated", k=3)).first_diff.cause
+    assert cause.kind == "choice_count", str(cause)
+
+
+def largest_weights(kit, by, flips=False, k=200, passes_all=True):
+    """Record a linear layer of which the largest weights count, straight through; two of them nearly tie at the end."""
+    f = LIBRARY[kit.name]
+    values = np.random.default_rng(8).permutation(400).astype(np.float32) / 400 + 0.1
+    values *= np.random.default_rng(9).choice([-1, 1], 400)
+    last, first = np.argsort(-np.abs(values))[199:201]
+    values[first] = np.nextafter(values[last], np.sign(values[last]) * np.float32(2 if flips else 0))
+    x = kit.tensor(np.random.default_rng(6).normal(size=(8, 4, 20)).astype(np.float32))
+
+    def forward(net, x):
+        w = net.first.weight
+        size = w.detach().abs()
+        if by == "topk":
+            chosen = f.nn.functional.one_hot(f.topk(size.reshape([-1]), k, -1)[1], 400).sum(0).reshape([20, 20])
+            mask = chosen.astype("float32") if kit.name == "paddle" else chosen.float()
+        else:
+            ranks = f.sort(size.reshape([-1]), -1, True)
+            mask = size >= (ranks if kit.name == "paddle" else ranks[0])[k - 1]
+            mask = mask.astype("float32") if kit.name == "paddle" else mask.float()
+        return f.matmul(x, w + (w * mask - w).detach() if passes_all else w * mask)
+
+    kit.seed(0)
+    model = kit.net(forward, first=kit.Linear(20, 20))
+    filled(kit, model, model.first)
+    kit.set_weight(model.first, values.reshape(20, 20))
+    return trained(kit, model, lambda net: (net(x) ** 2).mean(), steps=1)
+
+
+@pytest.mark.parametrize("by", ["topk", "sort"])
+def test_gradients_of_elements_that_are_chosen_are_judged_without_those_chosen_otherwise(kit, by):
+    reference = largest_weights(kit, "topk")
+    assert compare_runs(reference, largest_weights(kit, by, flips=True)).passed
+    report = compare_runs(reference, largest_weights(kit, by, flips=True, passes_all=False))
+    assert not report.passed and report.first_diff.stage == "grad", str(report)
+    report = compare_runs(reference, largest_weights(kit, by, flips=True, k=150))
+    assert report.first_diff.cause.kind == "choice_count" and "150" in str(report.first_diff.cause), str(report)

@@ -292,3 +292,29 @@ def test_quantisers_round_to_multiples_of_their_step(channels):
     values = np.clip(SCORES.reshape(-1)[places[0]] / np.float32(0.1) + 2, -8, 7)
     assert np.allclose(scores[0], values - np.floor(values) - 0.5, atol=1e-5)
     assert np.allclose(picked[0], np.round(values))
+
+
+BOUNDS = {
+    "both": (lambda f, x: f.clip(x, -0.5, 1.0), lambda x: np.minimum(x + 0.5, 1 - x)),
+    "largest": (lambda f, x: f.clip(x, max=1.0), lambda x: 1 - x),
+    "hardtanh": (lambda f, x: f.nn.functional.hardtanh(x), lambda x: 1 - np.abs(x)),
+    "relu6": (lambda f, x: f.nn.functional.relu6(x), lambda x: np.minimum(x, 6 - x)),
+}
+
+
+@pytest.mark.parametrize("name", BOUNDS)
+def test_bounds_keep_how_far_the_elements_nearest_to_them_lie_inside(kit, name):
+    call, inside = BOUNDS[name]
+    kept, scores, places, picked = choice(recorded(kit, lambda x: call(LIBRARY[kit.name], x)))
+    distances = inside(SCORES.astype(np.float64)).reshape(-1)
+    np.testing.assert_allclose(scores[0], distances[places[0]], atol=1e-6)
+    assert (kept.chosen, kept.rows) == (0, 0) and len(scores[0]) == SCORES.size
+    assert (picked[0] == (scores[0] >= 0)).all()
+
+
+@pytest.mark.parametrize("most", [1.0, 100.0])
+def test_bounds_are_kept_in_later_steps_if_they_hold_something_back(kit, most):
+    f = LIBRARY[kit.name]
+    run = recorded(kit, lambda x: (f.clip(x, -most, most), f.topk(x, 3)), steps=2, detail="sketch")
+    names = [[call.function for call in run.steps(k)[0].trace.calls if call.choice is not None] for k in (0, 1)]
+    assert names[0] == ["clamp", "topk"] and ("clamp" in names[1]) is (most == 1.0)

@@ -486,7 +486,7 @@ def _is_dropout(place: Place) -> bool:
     if place.graphs is not None:
         calls = [call for graph in place.graphs for call in graph.trace.calls]
         draws = any("dropout" in (call.function or call.layer_type).lower() for call in calls)
-        if not draws and any(call.choice is not None for call in calls):
+        if not draws and any(call.chooses for call in calls):
             return False  # what the code chooses is zero elsewhere, too: a capacity, a hard mask
     try:
         return masked_apart(*values_of(place.diff.pair))

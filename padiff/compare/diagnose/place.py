@@ -361,7 +361,7 @@ def _calls_between(
     pairs = _in_step(suspects, graphs.reference.paths & graphs.candidate.paths)
     pairs = [both for both in pairs if take_alike(both)]
     for both in pairs:
-        if both.reference.choice is not None and both.candidate.choice is not None:
+        if all(call.chooses for call in both):
             continue  # what they choose is judged by their scores
         operands = _in_places(both, relations)
         related = [relations.between(first.tensor, second.tensor) for first, second in operands]

@@ -13,9 +13,11 @@ import numpy as np
 from padiff.compare.choices import (
     WHOLE,
     Flips,
+    bounds_of,
     flips_of,
     masks_of,
     number,
+    opposed,
     paired,
     part_taken,
     places_of,
@@ -672,7 +674,7 @@ def choice_cause(diff: Diff, step: Sequence[Diff], evidence: Evidence) -> Cause 
             return threshold_cause
         for position, parts in paired(traces, evidence.alignment):
             pair = parts.map(lambda side: side[0])
-            ranking = _other_axis(steps, pair) or _ranking(traces, pair) if position < end else None
+            ranking = _other_axis(steps, pair) or _ranking(traces, parts) if position < end else None
             if (
                 ranking is not None
                 and ranking.kind == "choice_order"
@@ -696,8 +698,8 @@ def choice_cause(diff: Diff, step: Sequence[Diff], evidence: Evidence) -> Cause 
     beyond = _beyond(flips, limit)
     if beyond is None or (beyond.ties.any() and _differs_elsewhere(diff, beyond, limit)):
         return None
-    among = traces.zip(beyond.calls).map(lambda side: places_of(*side))
-    if all(beyond.chosen) and among.reference != among.candidate:
+    among = Both(0, 0) if not all(beyond.chosen) else traces.zip(beyond.calls).map(lambda side: places_of(*side))
+    if among.reference != among.candidate:
         where = f"{beyond.calls.candidate.function}() in `{_place(beyond.calls.reference.layer)}`"
         text = f"{where} chooses among {among.candidate} places of each row for the reference's {among.reference}"
         return Cause("choice_among", text, lines=beyond.calls.map(lambda call: call.line))
@@ -720,7 +722,9 @@ def scores_cause(
     try:
         flips = _beyond(flips_of(steps, evidence.alignment, infos), limit)
         alike = np.zeros(0) if flips is None else flips.error[flips.flipped.all() | ~flips.flipped]
-        if flips is None or not alike.size or float(np.sqrt((alike**2).mean())) <= SINGLE * limit * flips.size:
+        if flips is None or not alike.size or not all(call.inputs for call in flips.calls):
+            return None  # of a parameter
+        if float(np.sqrt((alike**2).mean())) <= SINGLE * limit * flips.size:
             return None
         calls = calls_before(flips.calls, diff, step, graphs_of(steps, infos), evidence.policy)
         called = None if calls is None else cause_of_calls(calls)
@@ -747,14 +751,14 @@ def _hidden(steps: Both[Step], evidence: Evidence, step: Sequence[Diff]) -> Caus
         earlier = {(call.layer, call.call) for call in calls[: beyond.position] if not call.function}
         before = [diff for diff in step if (diff.pair.anchor.layer, diff.pair.anchor.call) in earlier]
         limit = _last_limit(before, allowed(beyond.dtype, "forward"))
-        if not within_rounding(beyond, limit, flips[:place]):
+        if beyond.calls.reference.chooses and not within_rounding(beyond, limit, flips[:place]):
             break
     else:
         return None
     traces = steps.map(lambda step: step.trace)
     if not all(beyond.chosen):
         return _thresholds(traces, len(traces.reference.calls))
-    ranking = _ranking(traces, beyond.calls)
+    ranking = _ranking(traces, beyond.calls.map(lambda call: (call,)))
     if ranking is not None and (ranking.kind != "choice_order" or _most_flip(beyond, beyond.calls)):
         return ranking
     return None if beyond.ties.any() else _cause(beyond)
@@ -774,14 +778,15 @@ def _differs_elsewhere(diff: Diff, flips: Flips, limit: float) -> bool:
 def _beyond(flips: Sequence[Flips], limit: float) -> Flips | None:
     """Return the first call that chose otherwise beyond rounding."""
     for place, each in enumerate(flips):
-        if not within_rounding(each, limit, flips[:place]):
+        if each.calls.reference.chooses and not within_rounding(each, limit, flips[:place]):
             return each
     return None
 
 
 def _thresholds(traces: Both[Trace], end: int) -> Cause | None:
     """Return the cause that a layer's code compares with another number; `None` if it does not."""
-    sides = Both(traces.reference.calls[:end], traces.candidate.calls).map(_numbers)
+    ends = Both(end, len(traces.candidate.calls))
+    sides = traces.zip(ends).map(lambda side: _numbers(side[0], side[0].calls[: side[1]]))
     for layer, numbers in sides.reference.items():
         others = sides.candidate.get(layer, {})
         only, instead = (
@@ -791,31 +796,37 @@ def _thresholds(traces: Both[Trace], end: int) -> Cause | None:
             calls = Both(numbers[only[0]], others[instead[0]])
             if len({math.prod(side[0].tensors[side[1].outputs[0].tensor].shape) for side in traces.zip(calls)}) > 1:
                 continue  # other tensors
+            compares, names = number(calls.reference) is not None, calls.map(lambda call: call.function)
+            if compares is not (number(calls.candidate) is not None):
+                continue
+            name, value, expected = f"{names.candidate}() in `{_place(layer)}`", f"{instead[0]:.6g}", f"{only[0]:.6g}"
             text = (
-                f"{calls.candidate.function}() in `{_place(layer)}` compares with {instead[0]:.6g}, the reference's "
-                f"{calls.reference.function}() with {only[0]:.6g}"
+                f"{name} compares with {value}, the reference's {names.reference}() with {expected}"
+                if compares
+                else f"{name} holds values within {value}, the reference's {names.reference}() within {expected}"
             )
-            lines = calls.map(lambda call: call.line)
-            kind = OTHER_FUNCTION if calls.reference.function != calls.candidate.function else "choice_threshold"
-            return Cause(kind, text, fix=f"compare with {only[0]:.6g}", lines=lines)
+            fix = f"compare with {expected}" if compares else ""
+            kind = OTHER_FUNCTION if names.reference != names.candidate else "choice_threshold"
+            return Cause(kind, text, fix=fix, lines=calls.map(lambda call: call.line))
     return None
 
 
-def _numbers(calls: Sequence[TracedCall]) -> dict[str, dict[float, TracedCall]]:
-    """Return the numbers that each layer's code compares tensors with, with a call for each."""
+def _numbers(trace: Trace, calls: Sequence[TracedCall]) -> dict[str, dict[float, TracedCall]]:
+    """Return the numbers that each layer's code compares tensors with, or holds them within, with a call for each."""
     numbers: dict[str, dict[float, TracedCall]] = {}
     for call in calls:
         value = number(call)  # of scores, or of counts: a capacity
-        if value is not None:
-            numbers.setdefault(call.layer, {}).setdefault(value, call)
+        for each in bounds_of(trace, call) if value is None else [value]:
+            numbers.setdefault(call.layer, {}).setdefault(each, call)
     return numbers
 
 
-def _ranking(traces: Both[Trace], pair: Both[TracedCall]) -> Cause | None:
+def _ranking(traces: Both[Trace], parts: Both[tuple[TracedCall, ...]]) -> Cause | None:
     """Return the cause that one side takes another number of places, or the other end; `None` if it does not.
 
     A call of one side may rank all places, and its code takes the first ones.
     """
+    pair = parts.map(lambda side: side[0])
     masks = masks_of(traces, pair)
     if any(call.function in ("kthvalue", "median", "quantile") and mask is None for call, mask in zip(pair, masks)):
         return None  # one rank, from either end
@@ -829,7 +840,7 @@ def _ranking(traces: Both[Trace], pair: Both[TracedCall]) -> Cause | None:
     lines = pair.map(lambda call: call.line)
     names = pair.map(lambda call: call.function)
     where = _place(pair.reference.layer)
-    if ends.reference != ends.candidate:
+    if ends.reference != ends.candidate and not opposed(traces, parts):
         words = ends.map(lambda first: "largest" if first else "least")
         text = (
             f"{names.candidate}() in `{where}` puts the {words.candidate} scores first, the reference's "

@@ -100,9 +100,7 @@ class EarlierFlips:
         if self.traced is None:
             return False
         tensors = self.traced.tensors
-        positions = [
-            k for k, call in enumerate(self.traced.calls) if call.choice is not None and _name(call) in self.calls
-        ]
+        positions = [k for k, call in enumerate(self.traced.calls) if call.chooses and _name(call) in self.calls]
         writes = [
             {operand.tensor for operand in call.inputs[1:]}
             for call in self.traced.calls
@@ -148,6 +146,7 @@ def judged_by_rows(
 
 def counted(diffs: StepDiffs, flips: Sequence[Flips], step: Step) -> ChoiceCounts | None:
     """Return the count of the rows that chose otherwise in a step whose diffs all passed; `None` if there are none."""
+    flips = [each for each in flips if not each.alone]
     return _Judge(diffs, flips, step, EarlierFlips()).judged()[1]
 
 
@@ -184,8 +183,8 @@ class _Judge:
         self._faulty = False
         #: True once an input of the loss is made of other rows; the largest error of a scalar output.
         self._other_samples, self._whole_scalars = False, 0.0
-        #: Error of the gradients of a loss whose samples or labels the loop chooses.
-        self._of_loss = 0.0
+        #: Error of the gradients of a loss whose samples or labels the loop chooses, and of those that pass at bounds.
+        self._of_loss = self._at_bounds = 0.0
         #: Rows that others took along, by the number of all rows.
         self._along: dict[int, np.ndarray | bool] = {}
         sites = diffs.sites
@@ -216,6 +215,8 @@ class _Judge:
                 self._judge(place, stage, float(self._rows["limit"][place]) if relative else 0.0)
             elif self._limits is not None and stage == "backward" and relative:
                 self._judge_again(place, float(self._limits[place]))
+            if stage == "loss" and relative and self._rows["passed"][place]:
+                self._judge_rest(place)
             if self._rows["passed"][place] and stage in ("forward", "backward") and relative:
                 error = self._relative[place]
                 self._whole = max(self._whole, error if math.isfinite(error) else 0.0)
@@ -223,15 +224,16 @@ class _Judge:
                     self._whole_scalars = max(self._whole_scalars, error if math.isfinite(error) else 0.0)
         if not self._explained:
             return (self._diffs.judged(self._rows) if self._unjudged or self._without else self._diffs), None
+        counted = [each for each in self._explained if not each.alone] or self._explained
         counts = ChoiceCounts(
             step=self._diffs.number or 0,
-            calls=tuple((each.calls.reference.function, each.calls.reference.layer) for each in self._explained),
-            flipped=sum(each.touching for each in self._explained),
-            rows=sum(len(each.recorded) for each in self._explained),
+            calls=tuple((each.calls.reference.function, each.calls.reference.layer) for each in counted),
+            flipped=sum(each.touching for each in counted),
+            rows=sum(len(each.recorded) for each in counted),
             without=self._without,
             unjudged=self._unjudged,
-            tied=sum(each.tied for each in self._explained),
-            rules=next((each.rules for each in self._explained if each.tied), None),
+            tied=sum(each.tied for each in counted),
+            rules=next((each.rules for each in counted if each.tied), None),
         )
         return self._diffs.judged(self._rows), counts
 
@@ -355,7 +357,7 @@ class _Judge:
     def _explain(self, flips: Flips) -> None:
         limit = self._limit or limits.allowed(flips.dtype, "forward")
         if not within_rounding(flips, max(limit, self._mixed), self._explained):
-            self._faulty = True
+            self._faulty = self._faulty or flips.calls.reference.chooses
             return
         if not flips.count and flips.shared is None:
             return
@@ -363,6 +365,8 @@ class _Judge:
         self._share = min(1.0, self._share + flips.share)
         if flips.calls.reference.layer == LOOP:
             self._of_loss = WHOLLY * math.sqrt(self._share)
+        if not flips.calls.reference.chooses:
+            self._at_bounds = max(self._at_bounds, WHOLLY * math.sqrt(flips.share))
 
     def _judge(self, place: int, stage: str, limit: float) -> None:
         diff = self._diffs[place]
@@ -396,15 +400,39 @@ class _Judge:
                 self._pass(place)
             return
         error, most = self._relative[place], self._most(place, stage, limit)
+        outside = self._outside(diff) if stage in ("grad", "update") else None
+        if stage in ("grad", "update"):
+            if outside is None:
+                most = max(most, min(self._at_bounds, _OF_PARAMETERS))
+            else:
+                error = outside
         if error <= most and (stage in ("grad", "update") or self._holds_chosen(diff, limit)):
             self._pass(place, (Figure.REL_L2, error, most))
         elif (
             inside
             and stage in ("grad", "update")
+            and outside is None
+            and any(each.sends_rows for each in self._explained)
             and self._rows["l2"][place] <= WHOLLY * self._largest(place, stage)
             and not self._is_scaled(diff, most)
         ):
             self._pass(place)
+
+    def _outside(self, diff: Diff) -> float | None:
+        """Return the relative error of a gradient without the elements that flip; `None` if none of them do."""
+        shape, masks = diff.pair.anchor.shape, []
+        for each in self._explained:
+            if each.elements is not None and shape in (each.elements.grid, each.elements.grid[::-1]):
+                mask = each.elements.mask.reshape(each.elements.grid)
+                masks.append(mask if mask.shape == shape else mask.T)
+            elif each.chosen_places is not None and each.rows == math.prod(shape):
+                masks.append(each.mask.reshape(shape))  # a mask of all elements
+        values = _values(diff) if masks else None
+        if values is None:
+            return None
+        mask = np.logical_or.reduce([*masks, *(mask.T for mask in masks if shape == shape[::-1])])
+        errors, sizes = (np.abs(array).reshape(-1) for array in (values.candidate - values.reference, values.reference))
+        return _relative(errors, sizes, ~mask.reshape(-1))
 
     def _is_scaled(self, diff: Diff, limit: float) -> bool:
         """Return True if the gradient of the places that no row with another choice chose differs by one factor.
@@ -442,6 +470,28 @@ class _Judge:
         further = limits.OF_GRADIENT if stage == "update" else 1.0
         return max(limit, min(further * MIXED * max(self._whole, self._of_loss), _OF_PARAMETERS))
 
+    def _judge_rest(self, place: int) -> None:
+        """Fail a loss of which terms that no loss function gives differ by more than the flipped rows explain.
+
+        What the loss function gives differs by what these rows cause; a term that balances a router's load is made of
+        shares of all rows.
+        """
+        sites = self._diffs.sites
+        before = [k for k in sites.places["loss"].tolist() if k < place and loss_role(sites.slots[k]) == "0"]
+        if loss_role(sites.slots[place]) or not self._explained or self._faulty or len(before) != 1:
+            return
+        total, given = (_values(self._diffs[k]) for k in (place, before[0]))
+        if total is None or given is None or total.reference.size + given.reference.size > 2:
+            return
+        rest = total.zip(given).map(lambda side: float(side[0].reshape(-1)[0] - side[1].reshape(-1)[0]))
+        size, sizes = abs(float(total.reference.reshape(-1)[0])), [float(np.abs(side).max()) for side in given]
+        coarse = max(limits.allowed(each.dtype, "forward") for each in self._explained)
+        share = MIXED * self._share + SINGLE * coarse + abs(sizes[1] - sizes[0]) / (sizes[0] or math.inf)
+        most = SINGLE * limits.allowed("float32", "loss") + share * rest.reference / size
+        error = abs(rest.candidate - rest.reference) / size
+        if rest.reference > 0 and error > most:
+            self._fail(place, Figure.REL_L2, error, most)
+
     def _jump(self, place: int) -> float:
         """Return the relative change of a loss that takes other samples: the loop may rank them by other scores."""
         sites, jump = self._diffs.sites, 0.0
@@ -466,7 +516,9 @@ class _Judge:
 
         True if no call chooses among samples or tokens.
         """
-        counts = [flips.count for flips in self._explained if flips.chosen_places is not None]
+        shapes = [self._diffs.sites.shapes[place] for place in self._diffs.sites.places["forward"].tolist()]
+        rows = {math.prod(shape[:axes]) for shape in shapes for axes in range(1, len(shape))}
+        counts = [each.count for each in self._explained if each.chosen_places is not None and each.rows in rows]
         arrays = _values(diff) if counts and len(counts) == len(self._explained) else None
         if arrays is None or arrays.reference.ndim < 2 or len(arrays.reference) ** 2 > _MOST:
             return True
@@ -641,7 +693,7 @@ def _samples(diffs: StepDiffs, grids: Collection[tuple[int, ...]]) -> int | None
 
 
 def _grids(step: Step) -> set[tuple[int, ...]]:
-    grids = (grid_of(step.trace, call) for call in step.trace.calls if call.choice is not None)
+    grids = (grid_of(step.trace, call) for call in step.trace.calls if call.chooses)
     return {grid for grid in grids if grid is not None}
 
 
@@ -653,8 +705,8 @@ def _independent(trace: Trace | None, flips: Sequence[Flips]) -> frozenset[tuple
     """
     if trace is None or not flips:
         return frozenset()
-    names = {_name(each.calls.reference) for each in flips}
-    positions = {k for k, call in enumerate(trace.calls) if call.choice is not None and _name(call) in names}
+    names = {_name(each.calls.reference) for each in flips if each.calls.reference.chooses}
+    positions = {k for k, call in enumerate(trace.calls) if call.chooses and _name(call) in names}
     if {_name(trace.calls[k]) for k in positions} != names:
         return frozenset()
     after = reached(trace, positions)
