@@ -10,7 +10,7 @@ import re
 import shlex
 import sys
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from itertools import chain
 from types import NoneType, UnionType
@@ -244,7 +244,7 @@ def diagnostic_of(report: ReportData, runs: Both[str] | None = None, artifacts: 
         artifacts: paths of files that hold the whole report.
     """
     coverage = report.coverage
-    first = None if report.first_diff is None else _fault(report.first_diff, report.models, runs)
+    first = None if report.first_diff is None else brief_fault(report.first_diff, report.models, runs)
     nothing = dict.fromkeys((each.name for each in fields(BriefFault)), None) | {"places": CodeLines(None, None)}
     notes = (
         [f"{note}." for note in match_notes(report)]
@@ -254,7 +254,7 @@ def diagnostic_of(report: ReportData, runs: Both[str] | None = None, artifacts: 
     notes = [f"{line}." for line in (*report.tokens, *report.regions)] + notes
     notes = [f"{note}." for note in choice_notes(report.choices)] + notes
     notes += [f"{line}." for line in (*floor_lines(report), *third_lines(report))]
-    faults = [_fault(each, report.models, runs) for each in report.independent[:_FAULTS]]
+    faults = [brief_fault(each, report.models, runs) for each in report.independent[:_FAULTS]]
     notes += _changed_files([first, *faults] if first is not None else [], report.models)
     return Diagnostic(
         schema_version=DIAGNOSTIC_VERSION,
@@ -336,7 +336,15 @@ def code_lines(first: FirstDiff, models: Models | None) -> Both[Frame | None]:
     """
     if models is None:
         return UNKNOWN_LINES if first.cause is None else first.cause.lines
+    chosen = _choices(first, models)
+    if chosen is not None:
+        return chosen
     shown = _lines_of(first, models)
+    about = UNKNOWN_LINES if first.cause is None else first.cause.lines
+    ends = models.lines.map(lambda lines: [each for key, each in lines.items() if key.startswith("@return:")])
+    if about.candidate is None and ends.candidate and any(is_same(each, about.reference) for each in ends.reference):
+        # The candidate makes no such call where a layer of its own gives its outputs.
+        shown = replace(shown, candidate=max(ends.candidate, key=lambda each: _likeness(each, about.reference)))
     if not is_same(*shown):
         return shown
     changed = _changed_argument(models, shown)
@@ -357,6 +365,28 @@ def code_lines(first: FirstDiff, models: Models | None) -> Both[Frame | None]:
         and not any(UNKNOWN_LINES if first.cause is None else first.cause.lines)
     )
     return _started(first, models) if at_start else shown
+
+
+def _likeness(first: Frame, second: Frame | None) -> float:
+    """Return the share of tokens that two lines have in common."""
+    codes = [_TOKEN.findall("" if frame is None else frame.code) for frame in (first, second)]
+    return difflib.SequenceMatcher(a=codes[0], b=codes[1], autojunk=False).ratio()
+
+
+def _choices(first: FirstDiff, models: Models) -> Both[Frame | None] | None:
+    """Return the lines that choose the class of a layer from a table by different keys; `None` if they are not known,
+    or both layers are of one kind.
+    """
+    paths = Both(first.reference, first.candidate)
+    kinds = models.layers.zip(paths).map(lambda side: {each.kind for each in side[0] if each.path == side[1]})
+    sites = models.lines.zip(paths).map(
+        lambda side: [frame for key, frame in side[0].items() if key.startswith(f"@choice:{side[1]}#")]
+    )
+    if kinds.reference == kinds.candidate or len(sites.candidate) != 1 or not sites.reference:
+        return None
+    (candidate,) = sites.candidate
+    nearest = max(sites.reference, key=lambda each: _likeness(each, candidate))
+    return None if nearest.function == candidate.function else Both(nearest, candidate)
 
 
 def _started(first: FirstDiff, models: Models) -> Both[Frame | None]:
@@ -382,8 +412,11 @@ def _lines_of(first: FirstDiff, models: Models) -> Both[Frame | None]:
 
     def written(frames: Both[Frame | None]) -> Both[Frame | None]:
         defined = models.lines.zip(frames).map(lambda side: _defined(side[0], side[1], first))
-        # Of a value that both define alike, another one is used.
-        return frames if is_same(*defined) and not is_same(*frames) else defined
+        if not is_same(*defined) or is_same(*frames):
+            return defined
+        # Of a value that both define alike, another one is used, or it is computed of another one.
+        changed = _changed_argument(models, defined)
+        return frames if changed is None else changed[1]
 
     kind = "" if first.cause is None else first.cause.kind
     role = _role(first, kind)
@@ -676,7 +709,8 @@ def _innermost(side: tuple[tuple[str, ...], Sequence[Frame]]) -> Frame | None:
     )
 
 
-def _fault(first: FirstDiff, models: Models | None, runs: Both[str] | None) -> BriefFault:
+def brief_fault(first: FirstDiff, models: Models | None, runs: Both[str] | None = None) -> BriefFault:
+    """Return a fault in brief; `runs` are the paths of both run folders, as in `diagnostic_of`."""
     cause = first.cause
     times = math.nan if first.diff is None or first.diff.figures is None else first.diff.excess
     size = "" if first.diff is None else _against_limit(first.diff)
@@ -685,6 +719,7 @@ def _fault(first: FirstDiff, models: Models | None, runs: Both[str] | None) -> B
         size += f"; with the fix {left}"
     words = _words(cause)
     frames = code_lines(first, models)
+    chosen = None if models is None else _choices(first, models)
     if cause is not None and cause.kind == "learning_rate" and models is not None:
         argument = _changed_argument(models, models.lines.map(lambda lines: lines.get("@scheduler")))
         words = (argument[0] if argument is not None else _changed_keyword(frames)) or words
@@ -692,7 +727,7 @@ def _fault(first: FirstDiff, models: Models | None, runs: Both[str] | None) -> B
     call = first.call if called is None else f"{first.call} {called[0]}"
     lines = frames.zip(Both(frames.candidate, frames.reference)).map(lambda side: _code_line(*side, words, call))
     text = first.statement if cause is None else cause.sentence
-    fix = _fix(first, lines, models, runs)
+    fix = _fix(first, lines, models, runs) if chosen is None else _with_choice(chosen, lines, first, models)
     return BriefFault(
         step=first.step,
         stage=first.stage,
@@ -747,7 +782,8 @@ def _fix(
             new = _reference_line(cause, lines, models) or new
             fix = BriefFix(new) if new and new != old.code else fix
     else:
-        new = _reference_line(cause, lines, models) or ("" if old is None else _with_number(old, cause))
+        new = "" if old is None else _with_reduction(old, cause)
+        new = new or _reference_line(cause, lines, models) or ("" if old is None else _with_number(old, cause))
         if cause.proven and lines.reference is not None and old is not None:
             new = new or _with_reference_argument(old, lines.reference)
         if not new:
@@ -758,6 +794,21 @@ def _fix(
     if old is None or new in ("", old.code):
         return fix
     return replace(fix, file=old.file, line=old.line, old=old.code, new=new)
+
+
+def _with_choice(
+    chosen: Both[Frame | None], lines: Both[CodeLine | None], first: FirstDiff, models: Models | None
+) -> BriefFix | None:
+    """Return the line that chooses a class with the reference's key, if the cause is proven and the candidate's table
+    has that key, too.
+    """
+    old, keys = lines.candidate, chosen.map(lambda frame: "" if frame is None else frame.function)
+    known = set() if models is None else {each.function for each in models.lines.candidate.values()}
+    if old is None or first.cause is None or not first.cause.proven or keys.reference not in known:
+        return None
+    new = re.sub(rf"\b{re.escape(keys.candidate)}\b", lambda _: keys.reference, old.code)
+    is_single = len(re.findall(rf"\b{re.escape(keys.candidate)}\b", old.code)) == 1
+    return BriefFix(new, old.file, old.line, old.code, new) if is_single else None
 
 
 def _reference_line(cause: Cause, lines: Both[CodeLine | None], models: Models | None) -> str:
@@ -775,7 +826,8 @@ def _reference_line(cause: Cause, lines: Both[CodeLine | None], models: Models |
     is_same_but_numbers = len({_NUMBER.sub("0", line.code) for line in (old, reference)}) == 1
     if _is_ported(models) and not is_same_but_numbers and not _is_without(old.code, reference.code):
         return _with_reference_part(old, reference, models) if cause.proven else ""
-    return _like_reference(old.code, reference.code)
+    codes = [frame.code for frame in models.lines.candidate.values() if frame.file == old.file]
+    return _like_reference(old.code, reference.code, {name for code in codes for name in _VARIABLE.findall(code)})
 
 
 def _with_reference_part(candidate: CodeLine, reference: CodeLine, models: Models) -> str:
@@ -792,17 +844,19 @@ def _with_reference_part(candidate: CodeLine, reference: CodeLine, models: Model
     names = {*_NAMES.findall(part)} - {*_NAMES.findall(candidate.code), "True", "False", "None"}
     words = {*re.findall(r"\w+", candidate.code)}
     names = {name for name in names if not {*name.split(".")} <= words}
-    if part.count("(") != part.count(")") or not all(name in models.lines.candidate for name in names):
+    # Texts and other arguments may mean something else in the other framework, or be of another call.
+    texts_of_part = {*re.findall(r"""["']\w+["']""", part)} - {*re.findall(r"""["']\w+["']""", candidate.code)}
+    if texts_of_part or part.count("(") != part.count(")") or not all(name in models.lines.candidate for name in names):
         return ""
     return f"{candidate.code[:start]}{part}{candidate.code[end:]}"
 
 
 def _is_without(candidate: str, reference: str) -> bool:
-    """Return True if the reference's line is the candidate's without an operand or an argument."""
-    texts = [_WORD.findall(code) for code in (candidate, reference)]
+    """Return True if the reference's line is the candidate's without some operands or arguments."""
+    texts = [_TOKEN.findall(code) for code in (candidate, reference)]
     matcher = difflib.SequenceMatcher(a=texts[0], b=texts[1], autojunk=False)
     changed = [each for each in matcher.get_opcodes() if each[0] != "equal"]
-    return len(changed) == 1 and changed[0][0] == "delete"
+    return bool(changed) and all(each[0] == "delete" for each in changed)
 
 
 def _is_scheduled(cause: Cause, lines: Both[CodeLine | None], models: Models | None) -> bool:
@@ -859,6 +913,22 @@ def _with_number(line: CodeLine, cause: Cause) -> str:
     if len(places) != 1 or float(numbers[0]) != reference:
         return ""
     return f"{line.code[: places[0].start()]}{numbers[0]}{line.code[places[0].end() :]}"
+
+
+def _with_reduction(line: CodeLine, cause: Cause) -> str:
+    """Return the line with the reference's reduction in the place of the candidate's; empty unless the line calls the
+    candidate's once, and nothing else than its result is taken.
+    """
+    if not cause.proven or cause.kind != "reduction_form" or cause.values is None or line.span is None:
+        return ""
+    (start, end), (reference, candidate) = line.span, cause.values
+    calls = list(re.finditer(rf"\ba?{candidate}(?=\()", line.code[start:end]))
+    # Along an axis, torch's maximum is a tuple, and the largest value alone has a name of its own.
+    is_pair = re.match(r"\[|\.(?:values|indices)", line.code[end:]) or "," in line.code[end : end + 1]
+    if len(calls) != 1 or is_pair:
+        return ""
+    name = reference if reference in ("mean", "sum") else f"a{reference}"
+    return f"{line.code[: start + calls[0].start()]}{name}{line.code[start + calls[0].end() :]}"
 
 
 def _named_as_made(fix: str, first: FirstDiff, models: Models | None) -> str:
@@ -919,9 +989,13 @@ def _with_norm(line: CodeLine, fix: str) -> str | None:
     return f"{given[1]}{norm[1]}" if norm is not None and given is not None else None
 
 
-def _like_reference(candidate: str, reference: str) -> str:
+def _like_reference(candidate: str, reference: str, variables: Collection[str] = ()) -> str:
     """Return the reference's line if it can stand in the place of the candidate's: most of it is the same, and it reads
     no other variables; else an empty text.
+
+    Args:
+        candidate, reference: the lines.
+        variables: further variables of the candidate's file.
     """
     tokens = [_TOKEN.findall(code) for code in (candidate, reference)]
     names = [{*_VARIABLE.findall(code)} - {"True", "False", "None"} for code in (candidate, reference)]
@@ -931,7 +1005,12 @@ def _like_reference(candidate: str, reference: str) -> str:
     balance = [sum(code.count(each) for each in "([{") - sum(code.count(each) for each in ")]}") for code in
                (candidate, reference)]  # fmt: skip
     alike = difflib.SequenceMatcher(a=tokens[0], b=tokens[1], autojunk=False).ratio()
-    if candidate == reference or balance[0] != balance[1] or own[0] != own[1] or not names[1] <= names[0]:
+    if (
+        candidate == reference
+        or balance[0] != balance[1]
+        or own[0] != own[1]
+        or not names[1] <= {*names[0], *variables}
+    ):
         return ""
     return reference if alike >= _LIKE or _is_without(reference, candidate) else ""
 

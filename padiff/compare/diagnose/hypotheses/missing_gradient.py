@@ -506,12 +506,16 @@ def _unshared(scene: DiffContext, graphs: Both[Graph], cuts: Both[list[TracedCal
 
 
 def _cuts(graph: Graph) -> list[TracedCall]:
-    """Return the calls of detach whose result a model's output depends on; calls for logging alone are left out."""
+    """Return the calls of detach whose result a model's output or a loss depends on; calls for logging alone are left
+    out.
+    """
     detaches = [call for call in graph.trace.calls if call.function == "detach"]
     if not detaches:
         return []
     used: set[int] = set()
-    for operand in (operand for call in graph.layers.values() if "." not in call.layer for operand in call.outputs):
+    outputs = [operand for call in graph.layers.values() if "." not in call.layer for operand in call.outputs]
+    losses = [o for call in graph.trace.calls if (call.layer, call.function) == (LOOP, "backward") for o in call.inputs]
+    for operand in (*outputs, *losses):
         used |= {source.tensor for call in graph.back(operand.tensor, lambda _: False) for source in call.inputs}
     return [call for call in detaches if any(operand.tensor in used for operand in call.outputs)]
 
