@@ -81,6 +81,7 @@ _OPTIMIZER = re.compile(r"optimizer\.\d+")
 # Tokens of a line of code, and the names in it that are variables or modules: no attributes, keywords or calls.
 _TOKEN, _WORD = re.compile(r"\w+|\S"), re.compile(r"[\w.]+(?:(?<=\de)[-+]\d+)?|\S")
 _VARIABLE = re.compile(r"(?<![\w.\"'])[A-Za-z_]\w*(?![\w\"'])(?!\s*=(?!=))")
+_ATTRIBUTE = re.compile(r"\bself\.(\w+)")
 _NAMES = re.compile(r"(?<![\w.\"'])[A-Za-z_][\w.]*")
 # Share of a line's tokens that are the same in a line that can take its place. Chosen.
 _LIKE = 0.6
@@ -412,11 +413,11 @@ def _lines_of(first: FirstDiff, models: Models) -> Both[Frame | None]:
 
     def written(frames: Both[Frame | None]) -> Both[Frame | None]:
         defined = models.lines.zip(frames).map(lambda side: _defined(side[0], side[1], first))
-        if not is_same(*defined) or is_same(*frames):
+        if not is_same(*defined):
             return defined
         # Of a value that both define alike, another one is used, or it is computed of another one.
-        changed = _changed_argument(models, defined)
-        return frames if changed is None else changed[1]
+        changed = None if defined == frames else _changed_argument(models, defined)
+        return changed[1] if changed is not None else defined if is_same(*frames) else frames
 
     kind = "" if first.cause is None else first.cause.kind
     role = _role(first, kind)
@@ -476,13 +477,19 @@ def _lines_of(first: FirstDiff, models: Models) -> Both[Frame | None]:
         if first.cause is not None and _SPARED.search(first.cause.sentence):
             shown = replace(shown, candidate=calls.candidate)  # the value is right, for fewer parameters
         schedules = models.lines.map(lambda lines: lines.get("@scheduler"))
-        if kind == "learning_rate" and all(schedules) and is_same(*shown):
+        if kind == "learning_rate" and all(schedules) and (is_same(*shown) or not _starts_otherwise(shown)):
             return _schedule(models, schedules)  # both start from one rate
         return shown
     if (kind.startswith(_OF_LAYER) or first.stage == "weight") and any(made):
         return written(made)
     called = called.zip(made).map(lambda side: side[0] or side[1])
     return _attributes(models.lines, called, first)
+
+
+def _starts_otherwise(shown: Both[Frame | None]) -> bool:
+    """Return True if the lines of both optimizers have numbers, and other ones."""
+    numbers = shown.map(lambda frame: {*map(float, _numbers(frame))})
+    return bool(numbers.candidate) and numbers.reference != numbers.candidate
 
 
 def _schedule(models: Models, calls: Both[Frame | None]) -> Both[Frame | None]:
@@ -501,7 +508,8 @@ def _attributes(lines: Both[Mapping[str, Frame]], called: Both[Frame | None], fi
     keys = dict.fromkeys(f"self.{name}" for name in _READ.findall(own.code))
     changed = [key for key in keys if key in lines.candidate]
     changed = [key for key in changed if not is_same(lines.reference.get(key), lines.candidate[key])]
-    attributes = [key for key in changed if _shares_number(lines.candidate[key].code, first.cause.sentence)]
+    values = {key: [side[key].code for side in lines if key in side] for key in changed}
+    attributes = [key for key in changed if any(_shares_number(code, first.cause.sentence) for code in values[key])]
     # A value that both sides compute, each in another way, names no number.
     attributes = attributes or [
         key for key in changed if key in lines.reference and _is_computed(lines.candidate[key].code)
@@ -827,7 +835,8 @@ def _reference_line(cause: Cause, lines: Both[CodeLine | None], models: Models |
     if _is_ported(models) and not is_same_but_numbers and not _is_without(old.code, reference.code):
         return _with_reference_part(old, reference, models) if cause.proven else ""
     codes = [frame.code for frame in models.lines.candidate.values() if frame.file == old.file]
-    return _like_reference(old.code, reference.code, {name for code in codes for name in _VARIABLE.findall(code)})
+    names = {name for code in codes for pattern in (_VARIABLE, _ATTRIBUTE) for name in pattern.findall(code)}
+    return _like_reference(old.code, reference.code, names)
 
 
 def _with_reference_part(candidate: CodeLine, reference: CodeLine, models: Models) -> str:
@@ -910,6 +919,9 @@ def _with_number(line: CodeLine, cause: Cause) -> str:
         return ""
     reference, candidate = map(float, values[0] if cause.sentence.find(" against ") >= 0 else reversed(values[0]))
     places = [each for each in _NUMBER.finditer(line.code) if float(each[0]) == candidate]
+    if cause.kind == "loss_term_weight":  # a product, or the value that a name, an entry or an option has
+        around = [(line.code[: each.start()].rstrip()[-1:], line.code[each.end() :].lstrip()[:1]) for each in places]
+        places = [each for each, (before, after) in zip(places, around) if before in "*=:" or after == "*"]
     if len(places) != 1 or float(numbers[0]) != reference:
         return ""
     return f"{line.code[: places[0].start()]}{numbers[0]}{line.code[places[0].end() :]}"
@@ -995,12 +1007,13 @@ def _like_reference(candidate: str, reference: str, variables: Collection[str] =
 
     Args:
         candidate, reference: the lines.
-        variables: further variables of the candidate's file.
+        variables: further variables, and attributes of `self`, of the candidate's file.
     """
     tokens = [_TOKEN.findall(code) for code in (candidate, reference)]
     names = [{*_VARIABLE.findall(code)} - {"True", "False", "None"} for code in (candidate, reference)]
     # Lines of other layers are other lines.
-    own = [{*re.findall(r"\bself\.(\w+)", code)} for code in (candidate, reference)]
+    own = [{*_ATTRIBUTE.findall(code)} for code in (candidate, reference)]
+    more = own[1] - own[0] if own[0] < own[1] and _is_without(reference, candidate) else set()
     names[1] -= {each for each in names[1] if each in sys.stdlib_module_names and f"{each}." in reference}
     balance = [sum(code.count(each) for each in "([{") - sum(code.count(each) for each in ")]}") for code in
                (candidate, reference)]  # fmt: skip
@@ -1008,7 +1021,7 @@ def _like_reference(candidate: str, reference: str, variables: Collection[str] =
     if (
         candidate == reference
         or balance[0] != balance[1]
-        or own[0] != own[1]
+        or own[0] != own[1] - (more & {*variables})
         or not names[1] <= {*names[0], *variables}
     ):
         return ""
@@ -1153,6 +1166,8 @@ def _span(code: str, other: str, words: str, call: str) -> list[int] | None:
     calls = [span for name in names for span in _calls(code, rf"{re.escape(name)}\(")]
     calls = calls or (_calls(code, r"\w+\(")[:1] if others else [])  # the call lacks the other's argument
     calls = sorted(calls, key=lambda span: _contains(other, code, span))
+    if "\n" in code and calls and _contains(other, code, calls[0]):
+        return _changed_part(code, other) or calls[0]  # of a long statement, where both sides differ
     return calls[0] if calls else _changed_part(code, other)
 
 
@@ -1205,6 +1220,8 @@ def _changed_part(code: str, other: str) -> list[int] | None:
     if not other or not changed or (len(changed) > 1 and matcher.ratio() < _LIKE):
         return None
     start, end = changed[0][3], changed[-1][4]
+    if end == start and "\n" in code and start:
+        start -= 1  # before what the other line has in addition
     return [own[start].start(), own[end - 1].end()] if end > start else None
 
 

@@ -432,6 +432,9 @@ class Config:
     rate = base_rate * batch_size / 256
     betas = [0.9, 0.95]
     norm_first = True
+    share = 0.25
+    heat = 3.0
+    warmup = 4
 
 ACTIVATIONS = {"relu": nn.ReLU, "gelu": lambda: nn.GELU(approximate="tanh"), "tanh": nn.Tanh}
 SPEC = [
@@ -456,16 +459,33 @@ class Net(nn.Module):
         pooled = z.mean(dim=1)
         return self.head(pooled), pooled.detach()
 
+class Loss(nn.Module):
+    def __init__(self, cfg):
+        super().__init__()
+        self.heat, self.share = cfg.heat, cfg.share
+
+    def forward(self, guess, target):
+        soft = F.kl_div(
+            F.log_softmax(guess / self.heat, dim=1),
+            F.softmax(target / self.heat, dim=1),
+            reduction="batchmean",
+        ) * self.heat ** 2
+        size = 1 + guess.abs().sum() / guess.shape[0]
+        return soft + F.mse_loss(guess, target) + cfg.share * size
+
 torch.manual_seed(0)
 cfg = Config()
 net = Net(cfg)
+loss = Loss(cfg)
 opt = torch.optim.Adam(net.parameters(), lr=cfg.rate, betas=tuple(cfg.betas))
+warm = torch.optim.lr_scheduler.LambdaLR(opt, lambda step: min(1.0, (step + 1) / cfg.warmup))
 with padiff.record(net, "RUN", optimizer=opt) as rec:
     for x in torch.randn(3, 4, 5, 6):
         opt.zero_grad()
         guess, target = net(x)
-        F.mse_loss(guess, target).backward()
+        loss(guess, target).backward()
         opt.step()
+        warm.step()
         rec.try_dump()
 """
 
@@ -473,6 +493,9 @@ with padiff.record(net, "RUN", optimizer=opt) as rec:
 @pytest.mark.parametrize(
     ("before", "after", "code", "fix"),
     [
+        ("warmup = 4", "warmup = 5", "warmup = 5", "warmup = 4"),
+        ("share = 0.25", "share = 1.0", "share = 1.0", "share = 0.25"),
+        (") * self.heat ** 2", ")", ")", ") * self.heat ** 2"),
         ("/ 256", "/ 128", "rate = base_rate * batch_size / 128", "rate = base_rate * batch_size / 256"),
         ("base_rate = 0.1", "base_rate = 0.2", "base_rate = 0.2", "base_rate = 0.1"),
         ("betas = [0.9, 0.95]", "betas = [0.9, 0.999]", "betas = [0.9, 0.999]", "betas = [0.9, 0.95]"),
