@@ -383,7 +383,8 @@ def _choices(first: FirstDiff, models: Models) -> Both[Frame | None] | None:
     sites = models.lines.zip(paths).map(
         lambda side: [frame for key, frame in side[0].items() if key.startswith(f"@choice:{side[1]}#")]
     )
-    if kinds.reference == kinds.candidate or len(sites.candidate) != 1 or not sites.reference:
+    is_setting = first.cause is not None and first.cause.kind.startswith(_OF_LAYER)
+    if is_setting or kinds.reference == kinds.candidate or len(sites.candidate) != 1 or not sites.reference:
         return None
     (candidate,) = sites.candidate
     nearest = max(sites.reference, key=lambda each: _likeness(each, candidate))
