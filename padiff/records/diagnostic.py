@@ -10,7 +10,7 @@ import re
 import shlex
 import sys
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from itertools import chain
 from types import NoneType, UnionType
@@ -82,6 +82,7 @@ _OPTIMIZER = re.compile(r"optimizer\.\d+")
 # Tokens of a line of code, and the names in it that are variables or modules: no attributes, keywords or calls.
 _TOKEN, _WORD = re.compile(r"\w+|\S"), re.compile(r"[\w.]+(?:(?<=\de)[-+]\d+)?|\S")
 _VARIABLE = re.compile(r"(?<![\w.\"'])[A-Za-z_]\w*(?![\w\"'])(?!\s*=(?!=))")
+_ATTRIBUTE = re.compile(r"\bself\.(\w+)")
 _NAMES = re.compile(r"(?<![\w.\"'])[A-Za-z_][\w.]*")
 # Share of a line's tokens that are the same in a line that can take its place. Chosen.
 _LIKE = 0.6
@@ -245,7 +246,7 @@ def diagnostic_of(report: ReportData, runs: Both[str] | None = None, artifacts: 
         artifacts: paths of files that hold the whole report.
     """
     coverage = report.coverage
-    first = None if report.first_diff is None else _fault(report.first_diff, report.models, runs)
+    first = None if report.first_diff is None else brief_fault(report.first_diff, report.models, runs)
     nothing = dict.fromkeys((each.name for each in fields(BriefFault)), None) | {"places": CodeLines(None, None)}
     notes = (
         [f"{note}." for note in match_notes(report)]
@@ -255,7 +256,7 @@ def diagnostic_of(report: ReportData, runs: Both[str] | None = None, artifacts: 
     notes = [f"{line}." for line in (*report.tokens, *report.regions)] + notes
     notes = [f"{note}." for note in choice_notes(report.choices)] + notes
     notes += [f"{line}." for line in (*floor_lines(report), *third_lines(report))]
-    faults = [_fault(each, report.models, runs) for each in report.independent[:_FAULTS]]
+    faults = [brief_fault(each, report.models, runs) for each in report.independent[:_FAULTS]]
     notes += _changed_files([first, *faults] if first is not None else [], report.models)
     return Diagnostic(
         schema_version=DIAGNOSTIC_VERSION,
@@ -337,7 +338,15 @@ def code_lines(first: FirstDiff, models: Models | None) -> Both[Frame | None]:
     """
     if models is None:
         return UNKNOWN_LINES if first.cause is None else first.cause.lines
+    chosen = _choices(first, models)
+    if chosen is not None:
+        return chosen
     shown = _lines_of(first, models)
+    about = UNKNOWN_LINES if first.cause is None else first.cause.lines
+    ends = models.lines.map(lambda lines: [each for key, each in lines.items() if key.startswith("@return:")])
+    if about.candidate is None and ends.candidate and any(is_same(each, about.reference) for each in ends.reference):
+        # The candidate makes no such call where a layer of its own gives its outputs.
+        shown = replace(shown, candidate=max(ends.candidate, key=lambda each: _likeness(each, about.reference)))
     if not is_same(*shown):
         return shown
     changed = _changed_argument(models, shown)
@@ -358,6 +367,29 @@ def code_lines(first: FirstDiff, models: Models | None) -> Both[Frame | None]:
         and not any(UNKNOWN_LINES if first.cause is None else first.cause.lines)
     )
     return _started(first, models) if at_start else shown
+
+
+def _likeness(first: Frame, second: Frame | None) -> float:
+    """Return the share of tokens that two lines have in common."""
+    codes = [_TOKEN.findall("" if frame is None else frame.code) for frame in (first, second)]
+    return difflib.SequenceMatcher(a=codes[0], b=codes[1], autojunk=False).ratio()
+
+
+def _choices(first: FirstDiff, models: Models) -> Both[Frame | None] | None:
+    """Return the lines that choose the class of a layer from a table by different keys; `None` if they are not known,
+    or both layers are of one kind.
+    """
+    paths = Both(first.reference, first.candidate)
+    kinds = models.layers.zip(paths).map(lambda side: {each.kind for each in side[0] if each.path == side[1]})
+    sites = models.lines.zip(paths).map(
+        lambda side: [frame for key, frame in side[0].items() if key.startswith(f"@choice:{side[1]}#")]
+    )
+    is_setting = first.cause is not None and first.cause.kind.startswith(_OF_LAYER)
+    if is_setting or kinds.reference == kinds.candidate or len(sites.candidate) != 1 or not sites.reference:
+        return None
+    (candidate,) = sites.candidate
+    nearest = max(sites.reference, key=lambda each: _likeness(each, candidate))
+    return None if nearest.function == candidate.function else Both(nearest, candidate)
 
 
 def _started(first: FirstDiff, models: Models) -> Both[Frame | None]:
@@ -383,8 +415,11 @@ def _lines_of(first: FirstDiff, models: Models) -> Both[Frame | None]:
 
     def written(frames: Both[Frame | None]) -> Both[Frame | None]:
         defined = models.lines.zip(frames).map(lambda side: _defined(side[0], side[1], first))
-        # Of a value that both define alike, another one is used.
-        return frames if is_same(*defined) and not is_same(*frames) else defined
+        if not is_same(*defined):
+            return defined
+        # Of a value that both define alike, another one is used, or it is computed of another one.
+        changed = None if defined == frames else _changed_argument(models, defined)
+        return changed[1] if changed is not None else defined if is_same(*frames) else frames
 
     kind = "" if first.cause is None else first.cause.kind
     role = _role(first, kind)
@@ -444,13 +479,19 @@ def _lines_of(first: FirstDiff, models: Models) -> Both[Frame | None]:
         if first.cause is not None and _SPARED.search(first.cause.sentence):
             shown = replace(shown, candidate=calls.candidate)  # the value is right, for fewer parameters
         schedules = models.lines.map(lambda lines: lines.get("@scheduler"))
-        if kind == "learning_rate" and all(schedules) and is_same(*shown):
+        if kind == "learning_rate" and all(schedules) and (is_same(*shown) or not _starts_otherwise(shown)):
             return _schedule(models, schedules)  # both start from one rate
         return shown
     if (kind.startswith(_OF_LAYER) or first.stage == "weight") and any(made):
         return written(made)
     called = called.zip(made).map(lambda side: side[0] or side[1])
     return _attributes(models.lines, called, first)
+
+
+def _starts_otherwise(shown: Both[Frame | None]) -> bool:
+    """Return True if the lines of both optimizers have numbers, and other ones."""
+    numbers = shown.map(lambda frame: {*map(float, _numbers(frame))})
+    return bool(numbers.candidate) and numbers.reference != numbers.candidate
 
 
 def _schedule(models: Models, calls: Both[Frame | None]) -> Both[Frame | None]:
@@ -469,7 +510,8 @@ def _attributes(lines: Both[Mapping[str, Frame]], called: Both[Frame | None], fi
     keys = dict.fromkeys(f"self.{name}" for name in _READ.findall(own.code))
     changed = [key for key in keys if key in lines.candidate]
     changed = [key for key in changed if not is_same(lines.reference.get(key), lines.candidate[key])]
-    attributes = [key for key in changed if _shares_number(lines.candidate[key].code, first.cause.sentence)]
+    values = {key: [side[key].code for side in lines if key in side] for key in changed}
+    attributes = [key for key in changed if any(_shares_number(code, first.cause.sentence) for code in values[key])]
     # A value that both sides compute, each in another way, names no number.
     attributes = attributes or [
         key for key in changed if key in lines.reference and _is_computed(lines.candidate[key].code)
@@ -679,7 +721,8 @@ def _innermost(side: tuple[tuple[str, ...], Sequence[Frame]]) -> Frame | None:
     )
 
 
-def _fault(first: FirstDiff, models: Models | None, runs: Both[str] | None) -> BriefFault:
+def brief_fault(first: FirstDiff, models: Models | None, runs: Both[str] | None = None) -> BriefFault:
+    """Return a fault in brief; `runs` are the paths of both run folders, as in `diagnostic_of`."""
     cause = first.cause
     times = math.nan if first.diff is None or first.diff.figures is None else first.diff.excess
     size = "" if first.diff is None else _against_limit(first.diff)
@@ -688,6 +731,7 @@ def _fault(first: FirstDiff, models: Models | None, runs: Both[str] | None) -> B
         size += f"; with the fix {left}"
     words = _words(cause)
     frames = code_lines(first, models)
+    chosen = None if models is None else _choices(first, models)
     if cause is not None and cause.kind == "learning_rate" and models is not None:
         argument = _changed_argument(models, models.lines.map(lambda lines: lines.get("@scheduler")))
         words = (argument[0] if argument is not None else _changed_keyword(frames)) or words
@@ -695,7 +739,7 @@ def _fault(first: FirstDiff, models: Models | None, runs: Both[str] | None) -> B
     call = first.call if called is None else f"{first.call} {called[0]}"
     lines = frames.zip(Both(frames.candidate, frames.reference)).map(lambda side: _code_line(*side, words, call))
     text = first.statement if cause is None else cause.sentence
-    fix = _fix(first, lines, models, runs)
+    fix = _fix(first, lines, models, runs) if chosen is None else _with_choice(chosen, lines, first, models)
     return BriefFault(
         step=first.step,
         stage=first.stage,
@@ -750,7 +794,8 @@ def _fix(
             new = _reference_line(cause, lines, models) or new
             fix = BriefFix(new) if new and new != old.code else fix
     else:
-        new = _reference_line(cause, lines, models) or ("" if old is None else _with_number(old, cause))
+        new = "" if old is None else _with_reduction(old, cause)
+        new = new or _reference_line(cause, lines, models) or ("" if old is None else _with_number(old, cause))
         if cause.proven and lines.reference is not None and old is not None:
             new = new or _with_reference_argument(old, lines.reference)
         new = "" if old is not None and new == old.code else new
@@ -762,6 +807,21 @@ def _fix(
     if old is None or new in ("", old.code):
         return fix
     return replace(fix, file=old.file, line=old.line, old=old.code, new=new)
+
+
+def _with_choice(
+    chosen: Both[Frame | None], lines: Both[CodeLine | None], first: FirstDiff, models: Models | None
+) -> BriefFix | None:
+    """Return the line that chooses a class with the reference's key, if the cause is proven and the candidate's table
+    has that key, too.
+    """
+    old, keys = lines.candidate, chosen.map(lambda frame: "" if frame is None else frame.function)
+    known = set() if models is None else {each.function for each in models.lines.candidate.values()}
+    if old is None or first.cause is None or not first.cause.proven or keys.reference not in known:
+        return None
+    new = re.sub(rf"\b{re.escape(keys.candidate)}\b", lambda _: keys.reference, old.code)
+    is_single = len(re.findall(rf"\b{re.escape(keys.candidate)}\b", old.code)) == 1
+    return BriefFix(new, old.file, old.line, old.code, new) if is_single else None
 
 
 def _reference_line(cause: Cause, lines: Both[CodeLine | None], models: Models | None) -> str:
@@ -781,7 +841,9 @@ def _reference_line(cause: Cause, lines: Both[CodeLine | None], models: Models |
         return ""  # the lines make the term, and do not weigh it
     if _is_ported(models) and not is_same_but_numbers and not _is_without(old.code, reference.code):
         return _with_reference_part(old, reference, models) if cause.proven else ""
-    return _like_reference(old.code, reference.code)
+    codes = [frame.code for frame in models.lines.candidate.values() if frame.file == old.file]
+    names = {name for code in codes for pattern in (_VARIABLE, _ATTRIBUTE) for name in pattern.findall(code)}
+    return _like_reference(old.code, reference.code, names)
 
 
 def _with_reference_part(candidate: CodeLine, reference: CodeLine, models: Models) -> str:
@@ -798,17 +860,19 @@ def _with_reference_part(candidate: CodeLine, reference: CodeLine, models: Model
     names = {*_NAMES.findall(part)} - {*_NAMES.findall(candidate.code), "True", "False", "None"}
     words = {*re.findall(r"\w+", candidate.code)}
     names = {name for name in names if not {*name.split(".")} <= words}
-    if part.count("(") != part.count(")") or not all(name in models.lines.candidate for name in names):
+    # Texts and other arguments may mean something else in the other framework, or be of another call.
+    texts_of_part = {*re.findall(r"""["']\w+["']""", part)} - {*re.findall(r"""["']\w+["']""", candidate.code)}
+    if texts_of_part or part.count("(") != part.count(")") or not all(name in models.lines.candidate for name in names):
         return ""
     return f"{candidate.code[:start]}{part}{candidate.code[end:]}"
 
 
 def _is_without(candidate: str, reference: str) -> bool:
-    """Return True if the reference's line is the candidate's without an operand or an argument."""
-    texts = [_WORD.findall(code) for code in (candidate, reference)]
+    """Return True if the reference's line is the candidate's without some operands or arguments."""
+    texts = [_TOKEN.findall(code) for code in (candidate, reference)]
     matcher = difflib.SequenceMatcher(a=texts[0], b=texts[1], autojunk=False)
     changed = [each for each in matcher.get_opcodes() if each[0] != "equal"]
-    return len(changed) == 1 and changed[0][0] == "delete"
+    return bool(changed) and all(each[0] == "delete" for each in changed)
 
 
 def _is_scheduled(cause: Cause, lines: Both[CodeLine | None], models: Models | None) -> bool:
@@ -862,9 +926,28 @@ def _with_number(line: CodeLine, cause: Cause) -> str:
         return ""
     reference, candidate = map(float, values[0] if cause.sentence.find(" against ") >= 0 else reversed(values[0]))
     places = [each for each in _NUMBER.finditer(line.code) if float(each[0]) == candidate]
+    if cause.kind == "loss_term_weight":  # a product, or the value that a name, an entry or an option has
+        around = [(line.code[: each.start()].rstrip()[-1:], line.code[each.end() :].lstrip()[:1]) for each in places]
+        places = [each for each, (before, after) in zip(places, around) if before in "*=:" or after == "*"]
     if len(places) != 1 or float(numbers[0]) != reference or (cause.kind == "loss_term_weight" and candidate == 1):
         return ""
     return f"{line.code[: places[0].start()]}{numbers[0]}{line.code[places[0].end() :]}"
+
+
+def _with_reduction(line: CodeLine, cause: Cause) -> str:
+    """Return the line with the reference's reduction in the place of the candidate's; empty unless the line calls the
+    candidate's once, and nothing else than its result is taken.
+    """
+    if not cause.proven or cause.kind != "reduction_form" or cause.values is None or line.span is None:
+        return ""
+    (start, end), (reference, candidate) = line.span, cause.values
+    calls = list(re.finditer(rf"\ba?{candidate}(?=\()", line.code[start:end]))
+    # Along an axis, torch's maximum is a tuple, and the largest value alone has a name of its own.
+    is_pair = re.match(r"\[|\.(?:values|indices)", line.code[end:]) or "," in line.code[end : end + 1]
+    if len(calls) != 1 or is_pair:
+        return ""
+    name = reference if reference in ("mean", "sum") else f"a{reference}"
+    return f"{line.code[: start + calls[0].start()]}{name}{line.code[start + calls[0].end() :]}"
 
 
 def _named_as_made(fix: str, first: FirstDiff, models: Models | None) -> str:
@@ -925,19 +1008,29 @@ def _with_norm(line: CodeLine, fix: str) -> str | None:
     return f"{given[1]}{norm[1]}" if norm is not None and given is not None else None
 
 
-def _like_reference(candidate: str, reference: str) -> str:
+def _like_reference(candidate: str, reference: str, variables: Collection[str] = ()) -> str:
     """Return the reference's line if it can stand in the place of the candidate's: most of it is the same, and it reads
     no other variables; else an empty text.
+
+    Args:
+        candidate, reference: the lines.
+        variables: further variables, and attributes of `self`, of the candidate's file.
     """
     tokens = [_TOKEN.findall(code) for code in (candidate, reference)]
     names = [{*_VARIABLE.findall(code)} - {"True", "False", "None"} for code in (candidate, reference)]
     # Lines of other layers are other lines.
-    own = [{*re.findall(r"\bself\.(\w+)", code)} for code in (candidate, reference)]
+    own = [{*_ATTRIBUTE.findall(code)} for code in (candidate, reference)]
+    more = own[1] - own[0] if own[0] < own[1] and _is_without(reference, candidate) else set()
     names[1] -= {each for each in names[1] if each in sys.stdlib_module_names and f"{each}." in reference}
     balance = [sum(code.count(each) for each in "([{") - sum(code.count(each) for each in ")]}") for code in
                (candidate, reference)]  # fmt: skip
     alike = difflib.SequenceMatcher(a=tokens[0], b=tokens[1], autojunk=False).ratio()
-    if candidate == reference or balance[0] != balance[1] or own[0] != own[1] or not names[1] <= names[0]:
+    if (
+        candidate == reference
+        or balance[0] != balance[1]
+        or own[0] != own[1] - (more & {*variables})
+        or not names[1] <= {*names[0], *variables}
+    ):
         return ""
     return reference if alike >= _LIKE or _is_without(reference, candidate) else ""
 
@@ -1080,6 +1173,8 @@ def _span(code: str, other: str, words: str, call: str) -> list[int] | None:
     calls = [span for name in names for span in _calls(code, rf"{re.escape(name)}\(")]
     calls = calls or (_calls(code, r"\w+\(")[:1] if others else [])  # the call lacks the other's argument
     calls = sorted(calls, key=lambda span: _contains(other, code, span))
+    if "\n" in code and calls and _contains(other, code, calls[0]):
+        return _changed_part(code, other) or calls[0]  # of a long statement, where both sides differ
     return calls[0] if calls else _changed_part(code, other)
 
 
@@ -1132,6 +1227,8 @@ def _changed_part(code: str, other: str) -> list[int] | None:
     if not other or not changed or (len(changed) > 1 and matcher.ratio() < _LIKE):
         return None
     start, end = changed[0][3], changed[-1][4]
+    if end == start and "\n" in code and start:
+        start -= 1  # before what the other line has in addition
     return [own[start].start(), own[end - 1].end()] if end > start else None
 
 

@@ -41,6 +41,11 @@ _ARGUMENTS = {"@clip": {"gradient_clip_val", "max_grad_norm"}, "@loader": {"shuf
 _TRAINER, _TRAINERS_ROLES = "TrainingArguments", ("optimizer.0", "@scheduler", "@clip")
 # Parameters of a model among the arguments of an optimizer.
 _PARAMETERS = re.compile(r"param|group", re.IGNORECASE)
+# Classes of the frameworks that make the layers in them.
+_MAKING = (
+    "TransformerEncoderLayer", "TransformerDecoderLayer", "MultiheadAttention", "MultiHeadAttention", "LSTM", "GRU",
+    "RNN", "SimpleRNN",
+)  # fmt: skip
 # Modules of schedulers.
 _SCHEDULERS = ("torch.optim.lr_scheduler.", "paddle.optimizer.lr.")
 # Modules of functions that initialize weights, and classes that hold a weight's first value.
@@ -56,9 +61,13 @@ _LOSSES, _LOSS = (
 )  # fmt: skip
 # Most values of configs whose lines are given, and an object that has them.
 _MOST_VALUES, _ARGS = 200, ast.Name("args")
+# Most places of a key by which a table gives a layer's class.
+_MOST_CHOICES = 4
 _NO_NAMES: Mapping[str, Collection[str]] = {}
 # Functions that make a dict or a config of their keyword arguments.
 _DICTS = ("dict", "OrderedDict", "Namespace", "SimpleNamespace", "EasyDict", "AttrDict", "DictConfig")
+# Functions that give on the numbers of their argument.
+_CONVERSIONS = ("tuple", "list", "float", "int")
 # Functions that give a field of a dataclass its default.
 _FIELDS = ("field", "Field")
 # Files of configs that the source or the command line names, and a line of one that defines a plain value or begins a
@@ -230,6 +239,10 @@ def _lines(
             value = definition.source.frame(definition.node)
             if value != frame:
                 values.setdefault(f"{frame.file}:{frame.line}#{argument}", {})[value] = None
+            for operand in [] if is_plain(definition.node) else search.operands(definition):
+                head = f"{value.file}:{value.line}#{key_of(operand.node)}"
+                for read in search.read_values(operand):
+                    values.setdefault(head, {})[read.source.frame(read.node)] = None
     for key, found in entries.items():
         argument, frame = key.rpartition(".")[2], found.source.frame(found.node)
         for definition in [] if is_plain(found.node) else search.read_values(found):
@@ -244,7 +257,8 @@ def _lines(
     heads = tuple(f"{frame.file}:{frame.line}#" for frame in first_frames)
     first = {key: frame for key, frame in lines.items() if key in own}
     named_first = {key: frame for key, frame in named.items() if key.startswith(heads)}
-    return {**first, **named_first, **own_values, **lines, **named}
+    named |= search.choices(built)
+    return {**first, **named_first, **own_values, **search.returns(), **lines, **named}
 
 
 def users_sources(layers: Sequence[Built]) -> tuple[Source, ...]:
@@ -321,6 +335,7 @@ class _Search:
         self._sources = sources
         self._known: dict[str, _Found | None] = {}
         self._mentions: dict[str, list[_Found]] | None = None
+        self._computed: dict[str, list[_Found]] | None = None
         #: Names of the user's own functions and classes.
         self._own = {name for source in sources for name in (*source.functions, *source.classes)}
 
@@ -500,7 +515,7 @@ class _Search:
             if is_plain(value):
                 yield from [(argument, _Found(found.source, value))] if argument else []
                 continue
-            definition = self._definition(value, found, parts)
+            definition = self._definition(value, found, parts) or self._arithmetic(value, found)
             if definition is not None:
                 yield argument or key_of(value), definition
                 continue
@@ -512,6 +527,49 @@ class _Search:
                 definition = self._definition(element, owner, {*ast.walk(owner.node)})
                 if definition is not None:
                     yield key_of(element), definition
+
+    def choices(self, built: Mapping[str, _Found]) -> dict[str, Frame]:
+        """Return the lines that have the key by which a table of classes gives a layer, as ``@choice:path#0``; the key
+        stands in the place of the function's name.
+        """
+        keys: dict[ast.AST, tuple[ast.Constant, str]] = {}
+        texts: dict[str, list[_Found]] = {}
+        for source in self._sources:
+            nodes = [*ast.walk(source.tree)]
+            for table in (node for node in nodes if isinstance(node, ast.Dict)):
+                for key, value in zip(table.keys, table.values):
+                    if isinstance(key, ast.Constant) and isinstance(key.value, str) and not is_plain(value):
+                        keys |= dict.fromkeys(ast.walk(value), (key, key.value))
+            nodes += [node for defined in source.defined.values() for kind, _, node in defined if kind == "config"]
+            for node in nodes:
+                if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                    texts.setdefault(node.value, []).append(_Found(source, node))
+        frames = {}
+        for path, layer in built.items():
+            if path not in self._layers or layer.node not in keys:
+                continue
+            own, text = keys[layer.node]
+            sites = [each for each in texts[text] if each.node is not own]
+            for number, each in enumerate(sites[:_MOST_CHOICES]):
+                frame = each.source.frame_at(each.node.lineno)
+                frames[f"@choice:{path}#{number}"] = frame._replace(function=text)
+        return frames
+
+    def returns(self) -> dict[str, Frame]:
+        """Return the line that gives the outputs of each of the user's layers, if there is one, by class."""
+        frames = {}
+        for layer in self._layers.values():
+            for source in self._sources:
+                of_class = source.classes.get(layer.type) if layer.package not in _FRAMEWORKS else None
+                nodes = (
+                    []
+                    if of_class is None
+                    else [each for each in of_class.body if getattr(each, "name", "") == "forward"]
+                )
+                ends = [node.value for each in nodes for node in ast.walk(each) if isinstance(node, ast.Return)]
+                if len(ends) == 1 and ends[0] is not None:
+                    frames[f"@return:{layer.type}"] = source.frame(ends[0])
+        return frames
 
     def class_arguments(self, path: str) -> Iterator[tuple[str, _Found]]:
         """Yield the arguments that a layer's class, one of the user's, gives to the class it derives from, by name; and
@@ -540,6 +598,34 @@ class _Search:
         variables = found.source.variables
         values = variables.get((found.source.scopes.get(found.node), value.id)) or variables.get((None, value.id), [])
         return _Found(found.source, values[0]) if len(values) == 1 and isinstance(values[0], ast.Call) else None
+
+    def _arithmetic(self, value: ast.expr, found: _Found) -> _Found | None:
+        """Return the arithmetic that an expression in a call reads the result of, if one definition has its name."""
+        if self._computed is None:
+            self._computed = {}
+            for source in self._sources:
+                entries = [(name, node) for node, name in source.owners.items() if node not in source.targets]
+                entries += [
+                    (name, node) for (scope, name), nodes in source.variables.items() if not scope for node in nodes
+                ]
+                entries += [(name, node) for (_, name), nodes in source.assigned.items() for node in nodes]
+                for name, node in entries:
+                    if isinstance(node, ast.BinOp):
+                        self._computed.setdefault(name, []).append(_Found(source, node))
+        name, variables = key_of(value), found.source.variables
+        local = variables.get((found.source.scopes.get(found.node), name), []) if isinstance(value, ast.Name) else []
+        values = [_Found(found.source, node) for node in local] or self._computed.get(name, [])
+        is_defined = not local and any(name in source.defined for source in self._sources)
+        is_single = len(values) == 1 and isinstance(values[0].node, ast.BinOp)
+        return values[0] if is_single and not is_defined else None
+
+    def operands(self, computed: _Found) -> Iterator[_Found]:
+        """Yield the names, attributes and entries that arithmetic reads."""
+        for node in ast.walk(computed.node):
+            if isinstance(node, (ast.Name, ast.Attribute, ast.Subscript)) and key_of(node):
+                if computed.node in computed.source.scopes:
+                    computed.source.scopes[node] = computed.source.scopes[computed.node]
+                yield _Found(computed.source, node)
 
     def read_values(self, found: _Found) -> list[_Found]:
         """Return the plain value that an expression reads, if there is one definition of its name."""
@@ -613,6 +699,8 @@ class _Search:
             parts: the nodes of the call, which define nothing for it.
             depth: the number of calls that gave the value on as an argument.
         """
+        while called_name(value) in _CONVERSIONS and isinstance(value, ast.Call) and len(value.args) == 1:
+            value = value.args[0]
         name = key_of(value)
         scope = found.source.scopes.get(found.node)
         parameters = [] if scope is None else [each.arg for each in (*scope.args.args, *scope.args.kwonlyargs)]
@@ -674,6 +762,9 @@ class _Search:
             found = self._call_in(found, layer.type) or found
             if found.source.name_of(found.node) == layer.type:
                 return found
+        parent = self._layers.get(layer.path.rpartition(".")[0])
+        if parent is not None and parent.package in _FRAMEWORKS and parent.type in _MAKING:
+            return self.expression(parent.path)
         calls = self.calls(layer.type, layer.package)
         if found is not None and not calls:
             # A class that is never called by its name: a `partial` gives the arguments.

@@ -152,7 +152,10 @@ class _Search:
                     self.follow(source, source.scopes.get(call) or source.tree, call, 0)
 
     def follow_functions(self, source: Source, scope: ast.FunctionDef | None, node: ast.AST) -> None:
-        """Add the lines of the functions of the user's that a piece of code names, itself or by a variable."""
+        """Add the lines of the functions of the user's that a piece of code has, or names, itself or by a variable."""
+        for each in ast.walk(node):
+            if isinstance(each, ast.Lambda):
+                self.follow(source, scope or source.tree, each, 0)
         for name in [each.id for each in ast.walk(node) if isinstance(each, ast.Name)]:
             if name in self._functions:
                 self._function(*self._functions[name], 0)
@@ -197,6 +200,11 @@ class _Search:
         """Add the lines of a method or an attribute of the user's class, or of a function of the user's module."""
         if name in self._functions and (owner == "self" or owner in source.imports):
             self._function(*self._functions[name], depth)
+        plain = [
+            (each, value) for each in self._sources for kind, _, value in each.defined.get(name, ()) if kind != "call"
+        ]
+        if owner != "self" and len(plain) == 1:  # of a config
+            self.lines[plain[0][0].file, plain[0][1].lineno] = plain[0][0]
         for each in self._sources if owner == "self" else ():
             for (_, assigned), values in each.assigned.items():
                 if assigned == name and len(values) == 1 and not self.trains(values[0]):

@@ -11,6 +11,7 @@ from itertools import permutations
 
 from padiff.frameworks.catalog import LAYERS, number_text
 from padiff.model.equivalents import common_kind
+from padiff.records.diagnostic import brief_fault
 from padiff.system.frames import Frame
 from padiff_cli.fix.drafts import FIX, LINES, NUMBERS, OTHERS, SIGNED, Drafts, called_function, parsed_call
 from padiff_cli.fix.fault import Fault, nodes_at
@@ -50,6 +51,7 @@ _OTHER_ORDER = re.compile(
     r"the candidate calls (\w+)\(\) in `[^`]*`, then (\w+)\(\) in `[^`]*`, where the reference calls (\w+)\(\) in "
     r"`[^`]*`, then (\w+)\(\) in `"
 )
+_IDENTIFIER, _TEXT = re.compile(r"[A-Za-z_]\w*"), re.compile(r"""["'][^"']*["']""")
 _SIGNS = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/"}
 _OPERATORS = {ast.Add: "add", ast.Sub: "sub", ast.Mult: "mul", ast.Div: "div", ast.Pow: "pow"}
 # Cost of a name that differs, where statements are searched for those most like them.
@@ -68,6 +70,7 @@ class Rules(Drafts):
     def proposals(self) -> list[Proposal]:
         """Return proposals without duplicates, the most likely one first."""
         found = [
+            *self._shown(),
             *self._from_fix(),
             *self._from_lines(),
             *LoopRules(self._fault, self._project).proposals(),
@@ -108,6 +111,25 @@ class Rules(Drafts):
                 if start < edit.end and edit.start < end:
                     return True
         return False
+
+    def _shown(self) -> Iterator[Proposal]:
+        """Yield the edit that the verdict shows, if the new line is made of names that the old line or the catalog has,
+        of further names of the file that it does not call, of numbers, and of no other texts than words.
+        """
+        fix = brief_fault(self._first, self._models).fix
+        source = None if fix is None or fix.file is None else self._project.get(fix.file)
+        if fix is None or source is None or not fix.line or not fix.old or not fix.new or "# " in fix.new:
+            return
+        line, place = source.line(fix.line), source.line_start(fix.line)
+        known = {*_IDENTIFIER.findall(fix.old), *KEYWORDS, "True", "False", "None", "true", "false"}
+        others = [each for each in _IDENTIFIER.finditer(fix.new) if each[0] not in known and not kind_of(each[0])]
+        may_be_written = all(each[0] in source.names and fix.new[each.end() :][:1] != "(" for each in others)
+        texts = {*_TEXT.findall(fix.new)} - {*_TEXT.findall(fix.old)}
+        may_be_written &= "\\" not in fix.new and all(text[1:-1].isidentifier() for text in texts)
+        if line.count(fix.old) == 1 and may_be_written:
+            start = source.text.index(fix.old, place)
+            edit = Edit(source.file, start, start + len(fix.old), fix.new)
+            yield Proposal((edit,), "the line that the verdict shows", FIX - 0.1)
 
     def _from_fix(self) -> Iterator[Proposal]:
         """Yield the fix of the cause, those of settings that differ at its stage, and the first of each together."""

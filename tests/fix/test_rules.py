@@ -456,6 +456,12 @@ CASES = {
         ["-self.register_buffer('m', paddle.tril(paddle.ones([4, 4]), diagonal=1), persistable=False)",
          "+self.register_buffer('m', paddle.tril(paddle.ones([4, 4])), persistable=False)"],
     ),
+    "another reduction": (
+        {"text": "pooled = out.mean(axis=1)\n", "framework": "paddle", "at": "pooled",
+         "reference": "pooled = out.max(dim=1)[0]",
+         "cause": Cause("reduction_form", "the mean for the max (max())", True, values=Both("max", "mean"))},
+        ["-pooled = out.mean(axis=1)", "+pooled = out.amax(axis=1)"],
+    ),
     "the reference's file": (
         {"text": "import numpy as np\nrng = np.random.default_rng(1)\n", "stage": "input",
          "code": "import numpy as np\ngen = np.random.default_rng(0)\n",
@@ -493,3 +499,19 @@ def test_a_fix_with_foreign_words_is_none(fix):
     cause = Cause("learning_rate", "the learning rates differ", fix=fix)
     shown = changed_lines(TORCH, cause, "update", lines={"optimizer.0": "SGD("})
     assert not any(word in line for lines in shown for line in lines for word in ("os", "Evil", "id", "**"))
+
+
+@pytest.mark.parametrize(
+    "reference",
+    [
+        "out = net(x) / os.system('id')",
+        "out = evil(x) / 0.9",
+        "out = net('/') / 0.9",
+        "out = net(x) / 0.9 if net else x",
+    ],
+)
+def test_a_line_of_the_reference_with_foreign_words_is_no_edit(reference):
+    cause = Cause("number", "another line", True)
+    assert ["-    out = net(x) / 0.9", f"+    {reference}"] not in changed_lines(
+        TORCH, cause, at="out =", reference=reference
+    )

@@ -644,3 +644,17 @@ def test_a_number_of_lines_that_make_the_data_is_taken_over_from_the_other_frame
     ]
     assert _unchecked(*lines, models, is_data=True) == "feats = raw / (raw.std(0) + 1e-3)"
     assert _unchecked(*lines, models) == ""
+
+
+@pytest.mark.parametrize(
+    ("code", "fix"),
+    [
+        ("kld = -0.5 * (1 + x).sum()", ""),
+        ("return bce + 1.0 * kld", "return bce + 0.2 * kld"),
+        ("kl_weight: float = 1.0", "kl_weight: float = 0.2"),
+        ('"kl_weight": 1,', '"kl_weight": 0.2,'),
+    ],
+)
+def test_a_weight_of_a_loss_is_a_factor_or_a_value_and_no_summand(code, fix):
+    cause = Cause("loss_term_weight", "the weight of a term of the loss is 1 for the reference's 0.2", True)
+    assert _with_number(CodeLine("train.py", 1, code, None), cause) == fix

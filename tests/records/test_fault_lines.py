@@ -419,3 +419,95 @@ def test_a_line_that_changes_nothing_or_not_enough_is_no_fix(found, program):
     fault = found(program, before, after, PADDLE.replace(more, other) if more else PADDLE)
     assert fault.cause.proven, fault.cause
     assert (fault.fix.text if fault.fix is not None else "") == fix
+
+
+READ = """
+import padiff, torch
+from torch import nn
+from torch.nn import functional as F
+
+class Config:
+    base_rate = 0.1
+    batch_size = 32
+    rate = base_rate * batch_size / 256
+    betas = [0.9, 0.95]
+    norm_first = True
+    share = 0.25
+    heat = 3.0
+    warmup = 4
+
+ACTIVATIONS = {"relu": nn.ReLU, "gelu": lambda: nn.GELU(approximate="tanh"), "tanh": nn.Tanh}
+SPEC = [
+    (6, 8, "gelu"),
+    (8, 8, "tanh"),
+    (8, 8, "gelu"),
+]
+
+class Net(nn.Module):
+    def __init__(self, cfg):
+        super().__init__()
+        parts = []
+        for size, width, name in SPEC:
+            parts += [nn.Linear(size, width), ACTIVATIONS[name]()]
+        self.body = nn.Sequential(*parts)
+        self.mix = nn.TransformerEncoderLayer(8, 2, 16, 0.0, norm_first=cfg.norm_first, batch_first=True)
+        self.norm = nn.LayerNorm(8)
+        self.head = nn.Linear(8, 8)
+
+    def forward(self, x):
+        z = self.norm(self.mix(self.body(x)))
+        pooled = z.mean(dim=1)
+        return self.head(pooled), pooled.detach()
+
+class Loss(nn.Module):
+    def __init__(self, cfg):
+        super().__init__()
+        self.heat, self.share = cfg.heat, cfg.share
+
+    def forward(self, guess, target):
+        soft = F.kl_div(
+            F.log_softmax(guess / self.heat, dim=1),
+            F.softmax(target / self.heat, dim=1),
+            reduction="batchmean",
+        ) * self.heat ** 2
+        size = 1 + guess.abs().sum() / guess.shape[0]
+        return soft + F.mse_loss(guess, target) + cfg.share * size
+
+torch.manual_seed(0)
+cfg = Config()
+net = Net(cfg)
+loss = Loss(cfg)
+opt = torch.optim.Adam(net.parameters(), lr=cfg.rate, betas=tuple(cfg.betas))
+warm = torch.optim.lr_scheduler.LambdaLR(opt, lambda step: min(1.0, (step + 1) / cfg.warmup))
+with padiff.record(net, "RUN", optimizer=opt) as rec:
+    for x in torch.randn(3, 4, 5, 6):
+        opt.zero_grad()
+        guess, target = net(x)
+        loss(guess, target).backward()
+        opt.step()
+        warm.step()
+        rec.try_dump()
+"""
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "code", "fix"),
+    [
+        ("warmup = 4", "warmup = 5", "warmup = 5", "warmup = 4"),
+        ("share = 0.25", "share = 1.0", "share = 1.0", "share = 0.25"),
+        (") * self.heat ** 2", ")", ")", ") * self.heat ** 2"),
+        ("/ 256", "/ 128", "rate = base_rate * batch_size / 128", "rate = base_rate * batch_size / 256"),
+        ("base_rate = 0.1", "base_rate = 0.2", "base_rate = 0.2", "base_rate = 0.1"),
+        ("betas = [0.9, 0.95]", "betas = [0.9, 0.999]", "betas = [0.9, 0.999]", "betas = [0.9, 0.95]"),
+        ('(8, 8, "gelu")', '(8, 8, "relu")', '(8, 8, "relu"),', '(8, 8, "gelu"),'),
+        ("norm_first = True", "norm_first = False", "norm_first = False", None),
+        ("z.mean(dim=1)", "z.sum(dim=1)", "pooled = z.sum(dim=1)", "pooled = z.mean(dim=1)"),
+        ("z.mean(dim=1)", "(z * z).mean(dim=1)", "pooled = (z * z).mean(dim=1)", "pooled = z.mean(dim=1)"),
+        # That the reference detaches a tensor is likely, so that no fix is shown.
+        ("pooled.detach()", "pooled", "return self.head(pooled), pooled", None),
+    ],
+)
+def test_the_line_that_defines_chooses_or_returns_a_value_is_shown(found, before, after, code, fix):
+    fault = found(READ, before, after)
+    assert fault.places.candidate is not None and fault.places.candidate.code == code, fault.cause
+    assert fix is None or (fault.fix is not None and fault.fix.text == fix)

@@ -39,7 +39,7 @@ _OTHER_BATCHES = frozenset({"other_batch", "sizes"})
 # Settings that determine a layer's constant tables.
 _OF_TABLES = frozenset({"rope_theta"})
 # Settings that a layer's own code uses between its inner layers.
-_OF_CODE = frozenset({"dropout", "p", "num_heads", "num_kv_heads", "scale"})
+_OF_CODE = frozenset({"dropout", "p", "num_heads", "num_kv_heads", "scale", "norm_first"})
 # Stages whose tensors a kind of difference changes.
 _SHOWS = {
     "layer_setting": ("forward", "backward"),
@@ -256,7 +256,11 @@ def cause_around(place: Place, differences: Sequence[Difference]) -> Cause | Non
         for d in differences
         if d.kind == "layer_setting"
         and d.name in _OF_CODE
-        and any(is_below(record.layer, path) and is_below(place.last_agreeing, path) for path in d.layers.reference)
+        and any(
+            # The order of the inner layers shows in the first of them already.
+            is_below(record.layer, path) and (d.name == "norm_first" or is_below(place.last_agreeing, path))
+            for path in d.layers.reference
+        )
     ]
     nearest = max((d.layers.reference[0] for d in around), key=len, default="")
     found = cause_of([d for d in around if d.layers.reference[0] == nearest])

@@ -237,6 +237,7 @@ def described(
         return None
     owner, lacking = ("the candidate", "the reference") if surplus else ("the reference", "the candidate")
     texts, kinds = [], []
+    weights = Both(0.0, 0.0)
     for ratio in changed:
         places = [k for k, each in enumerate(ratios) if math.isclose(each, ratio, rel_tol=_SAME, abs_tol=1e-12)]
         if not ratio:
@@ -255,7 +256,7 @@ def described(
         if any(np.count_nonzero(own.columns[:, k]) < 2 for k in places):
             return None  # of terms without slopes only the sum is known
         whole = len(places) == len(ratios)
-        kind, text = _counted(own, other, places, ratio, surplus)
+        kind, text, weights = _counted(own, other, places, ratio, surplus)
         if whole and kind != "reduction":
             return None  # a scale of the whole loss is an effect of many causes
         if not changed[0] and len(changed) == 2 and len(places) == len(ratios) - 1:
@@ -265,10 +266,11 @@ def described(
         kinds.append(kind)
     places = [k for k, each in enumerate(ratios) if each != 1.0]
     partner = None if other is None else _partner(own, other, places)
-    line = _line(own, places, kinds[0])
+    own_weight, other_weight = weights.swapped(surplus)
+    line = _line(own, places, kinds[0], own_weight)
     other_line = None if sheet is None else sheet.line(sheet.last)
     if other is not None and partner is not None:
-        other_line = _line(other, partner, kinds[0]) or other_line
+        other_line = _line(other, partner, kinds[0], other_weight) or other_line
     return kinds[0], "; ".join(texts), Both(line, other_line).swapped(surplus)
 
 
@@ -279,9 +281,16 @@ def _calls_as_many(own: Terms, sheet: FormulaView, places: Sequence[int]) -> boo
     return all(map(is_loss, functions)) and 0 < counts[0] <= counts[1]
 
 
-def _line(terms: Terms, places: Sequence[int], kind: str) -> Frame | None:
-    """Return the line of the call that makes a number of some terms, or of the division of that number."""
+def _line(terms: Terms, places: Sequence[int], kind: str, weight: float) -> Frame | None:
+    """Return the line of the call that makes a number of some terms, of the division of that number, or of the product
+    with a weight.
+    """
     top, sheet = _tops(terms, places)[0], terms.sheet
+    for node in terms.inside(places)[0].path:
+        operands = sheet.nodes[node].given if sheet.nodes[node].operation == "mul" else ()
+        numbers = [sheet.formula.values[each] for each in operands if sheet.is_number(each)]
+        if any(number.size == 1 and math.isclose(abs(number.item()), weight, rel_tol=1e-6) for number in numbers):
+            return sheet.line(node)
     dividing = [k for k in sorted(sheet.below(top, 1)) if sheet.nodes[k].operation == "div" and kind == "reduction"]
     return sheet.line(next(iter(dividing), top))
 
@@ -373,8 +382,11 @@ def _scales(terms: Terms, places: Sequence[int]) -> list[_Scale]:
     ]
 
 
-def _counted(terms: Terms, other: Terms | None, places: Sequence[int], ratio: float, surplus: bool) -> tuple[str, str]:
-    """Return the kind and the text of terms that count more or less."""
+def _counted(
+    terms: Terms, other: Terms | None, places: Sequence[int], ratio: float, surplus: bool
+) -> tuple[str, str, Both[float]]:
+    """Return the kind and the text of terms that count more or less, and their weights; zeros if not known."""
+    unknown = Both(0.0, 0.0)
     scales = _scales(terms, places)
     partner = None if other is None else _partner(terms, other, places)
     if other is not None and partner is not None:
@@ -388,9 +400,9 @@ def _counted(terms: Terms, other: Terms | None, places: Sequence[int], ratio: fl
             weights = candidate.factor_without(reference), reference.factor_without(candidate)
             if math.isclose(reference.count, candidate.count, rel_tol=1e-9):
                 if weights[0] == weights[1]:
-                    return "loss_term_weight", "the sign of {term} is flipped"
+                    return "loss_term_weight", "the sign of {term} is flipped", unknown
                 text = f"the weight of {{term}} is {weights[0]:.4g} for the reference's {weights[1]:.4g}"
-                return "loss_term_weight", text + sign
+                return "loss_term_weight", text + sign, Both(weights[1], weights[0])
             divisors = candidate.count / weights[0], reference.count / weights[1]
             ends = candidate.divisor_text(divisors[0]), reference.divisor_text(divisors[1])
             if divisors[0] == 1.0:
@@ -399,16 +411,16 @@ def _counted(terms: Terms, other: Terms | None, places: Sequence[int], ratio: fl
                 text = f"{{term}} is the mean for the sum: it is divided by {ends[0]}"
             else:
                 text = f"{{term}} is divided by {ends[0]}, in the reference by {ends[1]}"
-            return "reduction", text + sign
+            return "reduction", text + sign, unknown
     times = 1 / ratio if surplus else ratio
     if times < 0:
         how = "with the other sign" if math.isclose(times, -1.0, rel_tol=_SAME) else _times(times)
-        return "loss_term_weight", f"{{term}} counts {how}"
+        return "loss_term_weight", f"{{term}} counts {how}", unknown
     if scales and scales[0].factors and not surplus:
         weight = math.prod(scales[0].factors)
         text = f"the weight of {{term}} is {weight * times:.4g} for the reference's {weight:.4g}"
-        return "loss_term_weight", text
-    return "loss_term_weight", f"{{term}} counts {_times(times)} as much as in the reference"
+        return "loss_term_weight", text, Both(weight, weight * times)
+    return "loss_term_weight", f"{{term}} counts {_times(times)} as much as in the reference", unknown
 
 
 def _partner(terms: Terms, other: Terms, places: Sequence[int]) -> list[int] | None:

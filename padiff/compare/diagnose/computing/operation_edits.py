@@ -601,7 +601,9 @@ def _reduced(sheet: FormulaView, k: int) -> Iterator[Edit]:
     for reduction in ("mean", "sum", "max"):
         if reduction != by and (by in ("mean", "sum", "max", "min") or (by, reduction) == ("logsumexp", "max")):
             text = f"the {reduction} for the reference's {by} ({where})"
-            yield Edit("reduction_form", "another reduction", text, {k: given(sheet, k, by=reduction)}, 0, at=k)
+            change = {k: given(sheet, k, by=reduction)}
+            names = Both(by, reduction)
+            yield Edit("reduction_form", "another reduction", text, change, 0, at=k, values=names)
     if by in ("var", "std"):
         ddof = 1 - node.how.get("ddof", 0)
         form = "unbiased (over n - 1)" if ddof else "biased (over n)"

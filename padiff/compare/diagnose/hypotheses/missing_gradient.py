@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
@@ -19,6 +19,7 @@ from padiff.frameworks.catalog import GRAD
 from padiff.model import equivalents
 from padiff.records import LOOP, SIDES, Both, Cause, Diff, Pair, Parameter, Record, RunInfo, Step, TracedCall, is_below
 from padiff.records.step_schema import without_values
+from padiff.records.traces import Operand
 
 # Kinds of layers whose parameters have a gradient whenever the output has one.
 _SIMPLE = frozenset({"linear", "conv", "norm", "embedding"})
@@ -506,14 +507,25 @@ def _unshared(scene: DiffContext, graphs: Both[Graph], cuts: Both[list[TracedCal
 
 
 def _cuts(graph: Graph) -> list[TracedCall]:
-    """Return the calls of detach whose result a model's output depends on; calls for logging alone are left out."""
+    """Return the calls of detach whose result a model's output, or of a layer's own calls a loss, depends on; calls for
+    logging alone are left out.
+    """
     detaches = [call for call in graph.trace.calls if call.function == "detach"]
     if not detaches:
         return []
-    used: set[int] = set()
-    for operand in (operand for call in graph.layers.values() if "." not in call.layer for operand in call.outputs):
-        used |= {source.tensor for call in graph.back(operand.tensor, lambda _: False) for source in call.inputs}
-    return [call for call in detaches if any(operand.tensor in used for operand in call.outputs)]
+
+    def used(operands: Iterable[Operand]) -> set[int]:
+        calls = (call for operand in operands for call in graph.back(operand.tensor, lambda _: False))
+        return {source.tensor for call in calls for source in call.inputs}
+
+    outputs = used(o for call in graph.layers.values() if "." not in call.layer for o in call.outputs)
+    backwards = (call for call in graph.trace.calls if (call.layer, call.function) == (LOOP, "backward"))
+    in_loss = used(o for call in backwards for o in call.inputs)
+    return [
+        call
+        for call in detaches
+        if any(o.tensor in outputs or (o.tensor in in_loss and call.layer != LOOP) for o in call.outputs)
+    ]
 
 
 def _comes_from(graph: Graph, cut: TracedCall, record: Record, agreeing: Collection[int | None]) -> bool:
