@@ -10,6 +10,7 @@ import functools
 import gc
 import importlib
 import sys
+import threading
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -59,6 +60,7 @@ class ModelFinder(ABC):
         self._patches: list[Callable[[], None]] = []
         self._direct: list[DirectCallWatch] = []
         self._tops: dict[int, list[Handle]] = {}
+        self._turn = threading.RLock()
         Recorder.leaving.append(self._records_itself)
         self._imports = AfterImport(
             {
@@ -67,6 +69,12 @@ class ModelFinder(ABC):
                 "paddle.optimizer.optimizer": self._on_paddle,
             }
         )
+
+    def follow_fork(self, parent: ModelFinder | None = None) -> None:
+        """Go on in a fork of the process, with the optimizers that a finder of the parent process has seen."""
+        self._turn = threading.RLock()  # a thread that is gone may have held it
+        if parent is not None:
+            self._made = [*parent._made]
 
     def stop(self) -> None:
         """Stop watching, and remove all hooks and patches."""
@@ -300,20 +308,22 @@ class ModelFinder(ABC):
             if self._watching:
                 self._watch(True)
 
-    @guarded
     def _on_call(self, layer: Any) -> None:
-        if not self.gone:
-            self._call(layer)
+        self._handle(self._call, layer)
 
-    @guarded
     def _on_before_step(self, optimizer: Any) -> None:
-        if not self.gone:
-            self._before_step(optimizer)
+        self._handle(self._before_step, optimizer)
+
+    def _on_step(self, optimizer: Any) -> None:
+        self._handle(self._step, optimizer)
 
     @guarded
-    def _on_step(self, optimizer: Any) -> None:
-        if not self.gone:
-            self._step(optimizer)
+    def _handle(self, event: Callable[[Any], None], subject: Any) -> None:
+        """Handle an event of the script; those of several threads one after the other."""
+        if self.gone:
+            return
+        with self._turn:
+            event(subject)
 
     def _add(self, optimizer: Any, framework: str) -> None:
         """Add an optimizer that the script has created, and drop those that no longer exist."""
@@ -445,7 +455,7 @@ class ModelFinder(ABC):
     def _paddle_call(self, layer_class: Any, call: Any) -> Any:
         @functools.wraps(call)
         def called(layer: Any, *args: Any, **kwargs: Any) -> Any:
-            if self._watching:
+            if self._watching and sys.modules["paddle"].in_dynamic_mode():
                 self._on_call(layer)
             return call(layer, *args, **kwargs)
 
@@ -457,7 +467,8 @@ class ModelFinder(ABC):
         alive = weakref.ref(optimizer)
 
         def stepped() -> None:
-            self._on_paddle_step(alive())
+            if sys.modules["paddle"].in_dynamic_mode():  # in static mode, `minimize` adds to a program
+                self._on_paddle_step(alive())
 
         def step(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
             stepping: Any = alive()

@@ -396,6 +396,7 @@ class RecorderWarnings:
     def __init__(self) -> None:
         self._waiting: list[str] = []
         self._changed = self._unstepped = self._left_out = self._forked = self._dropped = self._evaluated = False
+        self._uncalled = False
         self._unseen_steps = 0
 
     def called(self, capture: Capture) -> None:
@@ -408,7 +409,8 @@ class RecorderWarnings:
                     "gradients alone. Evaluation is counted, and not recorded, in a loop that trains. To record it, "
                     "use a recorder without an optimizer"
                 )
-        elif capture.has_layers and not capture.called:
+        elif capture.has_layers and not capture.called and not self._uncalled:
+            self._uncalled = True
             self._waiting.append(
                 f"no layer of the recorded model was called in step {capture.number}, so nothing of what it computes "
                 "is recorded. "

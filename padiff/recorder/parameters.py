@@ -281,12 +281,11 @@ class Parameters:
         return bool(new)
 
     def _is_substituted(self, owner: Owner) -> bool:
-        """Return True if a tensor that the loop computed stands in a parameter's place, as in a functional call."""
-        if owner.role != "parameter":
+        """Return True if another tensor stands in a parameter's place, as in a functional call."""
+        if owner.role != "parameter" or owner.part is not None or owner.held is not None:
             return False
         slots = {slot: tensor for slot, tensor, _ in self._framework.layers.parameters(owner.node.layer)}
-        tensor = slots.get(owner.slot)
-        return tensor is not None and tensor is not owner.tensor and not tensor.is_leaf
+        return slots.get(owner.slot, owner.tensor) is not owner.tensor
 
     def follow(self, layers: Layers | FixedLayers) -> None:
         """Switch to other layers, before anything of the step is recorded."""

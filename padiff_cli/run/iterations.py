@@ -96,7 +96,9 @@ def _used_around(frame: FrameType | None, things: Sequence[Any], using: _Using) 
 
 
 def _is_last(frames: Sequence[FrameType], known: Mapping[int, Any], missing: set[int]) -> bool:
-    for frame in frames:
+    for caller, frame in zip((None, *frames), frames):
+        if missing and caller is not None and caller.f_back is not frame:
+            return False  # code of others calls back: a hook in a backward, for each parameter, say
         path = _path(frame)
         if path is None:
             return not missing
@@ -318,6 +320,8 @@ def _called(call: ast.Call, scope: _Scope) -> Iterator[tuple[list[ast.AST], _Sco
     """Yield the body of the user's function that a call calls, and its variables as far as they are known."""
     target = scope.value(call.func)
     function = target.__func__ if isinstance(target, MethodType) else target
+    if isinstance(function, FunctionType):
+        function = inspect.unwrap(function)
     if not isinstance(function, FunctionType) or not is_users(function.__code__.co_filename):
         return
     definition = _definition(function.__code__)

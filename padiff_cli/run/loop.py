@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 import weakref
 from collections.abc import Sequence
 from typing import Any
@@ -55,6 +56,8 @@ class LoopFinder(ModelFinder):
         self._training: TrainingRecorder | None = None
         self._steps = self._missed = 0
         self._failed = self._paused = False
+        #: Thread that trains what is recorded.
+        self._thread = 0
         #: The step at which a run goes on that was ended to have other optimizers.
         self._resumes: int | None = None
         self.learned = self.stepped = False
@@ -129,8 +132,14 @@ class LoopFinder(ModelFinder):
     def _watch_if_needed(self) -> None:
         self._watch(bool(self._others_alive()) or not self.learned or self._by_hand is not None)
 
+    def _is_beside(self) -> bool:
+        """Return True in another thread than the one that trains what is recorded and is still in its loop."""
+        if self._training is None or threading.get_ident() == self._thread:
+            return False
+        return bool(stepping_around(sys._current_frames().get(self._thread), self.optimizers))
+
     def _call(self, layer: Any) -> None:
-        if self._paused or id(layer) in self._strangers:
+        if self._paused or id(layer) in self._strangers or self._is_beside():
             return
         framework = framework_of(layer)
         if not getattr(layer, "training", False) or not framework.hooks.learning():
@@ -249,7 +258,7 @@ class LoopFinder(ModelFinder):
     def _before_step(self, optimizer: Any) -> None:
         """Begin at the first step, where no call was seen: of layers inside of a compiled function, say."""
         fresh = self._others_alive()
-        if not self._paused and any(optimizer is each for each in fresh):
+        if not self._paused and any(optimizer is each for each in fresh) and not self._is_beside():
             around = stepping_around(sys._getframe(1), [*fresh, *self.optimizers])
             others = [each for each in around if each is not optimizer and any(each is one for one in fresh)]
             self._train([optimizer, *others], around)
@@ -261,6 +270,8 @@ class LoopFinder(ModelFinder):
         if self._training is None:
             self._missed = 1  # this one is over
         elif not any(optimizer is each for each in self.optimizers):
+            if self._is_beside():
+                return
             around = stepping_around(sys._getframe(1), [*self._others_alive(), *self.optimizers])
             self._missed = 1
             self._train([optimizer], around)
@@ -311,7 +322,7 @@ class LoopFinder(ModelFinder):
             self._refuse(str(error))
             return
         self._steps, self._resumes, self._missed = int(goes_on) + self._missed, None, 0
-        self._training = training
+        self._training, self._thread = training, threading.get_ident()
         if self._on_trial:
             self._recording.try_out()
         elif not goes_on:

@@ -131,6 +131,7 @@ class ProcessWatch:
 
     def restart_in_fork(self) -> None:
         """Watch for the training of a fork; what the process records that was forked is left to that."""
+        self.loop.follow_fork()
         if self.hosts.is_attached:
             self.recording.silence()  # the callback of a trainer that forks its ranks records in these
         elif self.loop.model is None and not self.loop.gone:
@@ -138,7 +139,7 @@ class ProcessWatch:
         else:
             self.recording.silence()
             self.stop(failed=True)
-            ProcessWatch(self._launch, is_fork=True)
+            ProcessWatch(self._launch, is_fork=True).loop.follow_fork(self.loop)
 
 
 _watch: ProcessWatch | None = None

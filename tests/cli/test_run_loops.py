@@ -430,7 +430,33 @@ def main():
 main()
 """
 )
+# The functions that step are wrapped by a decorator of a library.
+DECORATED = (
+    PAIR
+    + """
+import contextlib
+class Timer(contextlib.ContextDecorator):
+    def __enter__(self): return self
+    def __exit__(self, *error): return False
+@Timer()
+def update(optimizer, loss):
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    show(loss)
+@Timer()
+def critic():
+    update(optD, netD(netG(randn(5, 3)).detach()).square().mean())
+@Timer()
+def generator():
+    update(optG, -netD(netG(randn(5, 3))).mean())
+for i in range(4):
+    critic()
+    generator()
+"""
+)
 KINDS = {
+    "decorated": (DECORATED, ["netG", "netD"], 4),
     "branches": (BRANCHES, ["netG", "netD"], 4),
     "dcgan": (DCGAN, ["netG", "netD"], 4),
     "generator first": (G_FIRST, ["netG", "netD"], 4),
@@ -463,6 +489,98 @@ def inside(tmp_path, monkeypatch):
 def tops(folder: str) -> list[str]:
     """Return the names of the layers directly below the root."""
     return [layer.path for layer in padiff.open_run(folder).info.layers if "." not in layer.path][1:]
+
+
+def test_optimizers_that_step_while_backward_runs_are_one_step_an_iteration():
+    pytest.importorskip("torch")
+    text = """
+net = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
+optimizers = {p: sgd([p]) for p in net.parameters()}
+def update(p):
+    optimizers[p].step()
+    optimizers[p].zero_grad()
+for p in net.parameters():
+    p.register_post_accumulate_grad_hook(update)
+for i in range(4):
+    loss = net(randn(5, 3)).square().mean()
+    loss.backward()
+    show(loss)
+"""
+    Path("train.py").write_text(HEAD["torch"] + text)
+    unchanged, recorded = call("train.py"), run("--dir", "auto", "train.py")
+    assert (recorded.returncode, recorded.stdout) == (0, unchanged.stdout), recorded.stderr
+    opened = padiff.open_run("auto")
+    assert opened.numbers() == [0, 1, 2, 3] and opened.finished(), recorded.stderr
+    for number in opened.numbers():
+        stages = [record.stage for record in opened.steps(number)[0].records if record.layer != "(loop)"]
+        assert [stages.count(stage) for stage in ("weight", "grad", "update", "forward")] == [4, 4, 4, 4]
+
+
+@pytest.mark.parametrize("back", [False, True], ids=["to the end", "and back"])
+def test_a_script_may_go_on_in_static_mode(back):
+    pytest.importorskip("paddle")
+    text = f"""
+net, average = nn.Linear(3, 2), nn.Linear(3, 2)
+optimizer = sgd(net.parameters())
+def train(steps):
+    for i in range(steps):
+        loss = net(randn(5, 3)).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        show(loss)
+train(4)
+paddle.enable_static()
+main, start = paddle.static.Program(), paddle.static.Program()
+with paddle.static.program_guard(main, start):
+    x = paddle.static.data("x", [None, 4])
+    loss = nn.Linear(4, 1)(x).square().mean()
+    paddle.optimizer.SGD(0.1).minimize(loss)
+executor = paddle.static.Executor()
+executor.run(start)
+show(*executor.run(main, {{"x": __import__("numpy").zeros((2, 4), "float32")}}, [loss]))
+if {back}:
+    paddle.disable_static()
+    train(2)
+"""
+    Path("train.py").write_text(HEAD["paddle"] + text)
+    unchanged, recorded = call("train.py"), run("--dir", "auto", "train.py")
+    assert (recorded.returncode, recorded.stdout) == (0, unchanged.stdout), recorded.stderr
+    assert padiff.open_run("auto").numbers() == list(range(6 if back else 4)) and padiff.open_run("auto").finished()
+    assert not Path("auto-2").exists() and "not recorded" not in recorded.stderr, recorded.stderr
+
+
+def test_of_two_trainings_in_threads_one_is_recorded_whole():
+    pytest.importorskip("torch")
+    text = """
+import threading
+def train(number, losses):
+    generator = torch.Generator().manual_seed(number)
+    net = nn.Linear(3, 2)
+    with torch.no_grad():
+        net.weight.fill_(number + 1)
+        net.bias.zero_()
+    optimizer = sgd(net.parameters())
+    for i in range(6):
+        loss = net(torch.randn(5, 3, generator=generator)).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss)
+        barrier.wait()
+barrier = threading.Barrier(2)
+both = [[], []]
+threads = [threading.Thread(target=train, args=(k, both[k])) for k in range(2)]
+for each in threads: each.start()
+for each in threads: each.join()
+show(*both[0], *both[1])
+"""
+    Path("train.py").write_text(HEAD["torch"] + text)
+    unchanged, recorded = call("train.py"), run("--dir", "auto", "train.py")
+    assert (recorded.returncode, recorded.stdout) == (0, unchanged.stdout), recorded.stderr
+    opened = padiff.open_run("auto")
+    assert opened.numbers() == list(range(6)) and opened.finished(), recorded.stderr
+    assert "not recorded" not in recorded.stderr and not Path("auto-2").exists()
 
 
 @pytest.mark.parametrize("framework", ["torch", "paddle"])

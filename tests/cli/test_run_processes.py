@@ -198,7 +198,27 @@ def folders() -> list[str]:
     return sorted(path.name for path in Path().glob("R*"))
 
 
+# The fork trains on with the optimizer of its parent.
+GOES_ON = """
+if __name__ == "__main__":
+    torch.manual_seed(0)
+    net = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    def steps(number):
+        for step in range(3):
+            print(number, step, net.weight.detach().numpy().tobytes().hex(), flush=True)
+            loss = net(torch.randn(6, 4)).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    steps(7)
+    process = mp.get_context("fork").Process(target=steps, args=(1,))
+    process.start()
+    process.join()
+    print(process.exitcode)
+"""
 CASES = {
+    "a fork that goes on": (TORCH + GOES_ON, ["train.py"], {"R": 7, "R-worker-0": 1}, 1),
     "torch.multiprocessing.spawn, twice": (TORCH + SPAWNED, ["train.py"], {"R": "run0", "R-2": "run1"}, 2),
     "torchrun": (TORCH + LAUNCHED, [*TORCHRUN, "train.py"], {"R": 0}, 2),
     "hogwild, spawned": (TORCH + HOGWILD, ["train.py", "spawn"], {"R-worker-0": 0, "R-worker-1": 1}, 1),

@@ -90,6 +90,18 @@ class Before(Jacobian):
         return loss
 
 
+class Beside(Transformed):
+    """A gradient for each sample, of which the loop only reads the norms, beside an ordinary call."""
+
+    ordinary = True
+
+    def calculate(self, x):
+        loss = self.model(x).pow(2).mean()
+        self.norms = vmap(grad(lambda p, one: self.of(p, one[None])), (None, 0))(self.held(), x)
+        loss.backward()
+        return loss
+
+
 class Jvp(Transformed):
     def calculate(self, x):
         output, tangent = jvp(self.model, (x,), (torch.ones_like(x),))
@@ -135,7 +147,7 @@ class Batched(Transformed):
         return loss
 
 
-KINDS = [PerSample, Grad, Vmap, Jacobian, Before, Jvp, Inside, Batched]
+KINDS = [PerSample, Grad, Vmap, Jacobian, Before, Beside, Jvp, Inside, Batched]
 of_kinds = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__.lower())
 
 

@@ -362,7 +362,8 @@ def _ended(after: _After, layer: Any, output: Any) -> None:
 
 
 def aside() -> AbstractContextManager[Any]:
-    return nullcontext()  # paddle has no dispatch modes
+    # In static mode a function that gets a tensor with values crashes.
+    return nullcontext() if paddle.in_dynamic_mode() else paddle.base.dygraph.guard()
 
 
 def on_outputs(layer: Any, replaced: Replaced) -> Handle:
