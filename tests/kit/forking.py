@@ -250,14 +250,14 @@ def _run_once(path: list[str], args: list[str], folder: str, environment: dict[s
         weakref.finalize._registry = {}
         if "paddle.base.libpaddle" in sys.modules:
             atexit.unregister(sys.modules["paddle.base.libpaddle"].clear_kernel_factory)
-    while args[0] in ("--taken-down", "--executable", "-W", "-u", "-B", "-I"):
+    while args[0] in ("--taken-down", "--executable", "-u", "-B", "-I") or args[0].startswith("-W"):
         option = args.pop(0)
         if option == "--executable":
             sys.executable = args.pop(0)
             if "multiprocessing.spawn" in sys.modules:
                 sys.modules["multiprocessing.spawn"].set_executable(sys.executable)
-        elif option == "-W":
-            warnings.simplefilter(args.pop(0))
+        elif option.startswith("-W"):
+            warnings.simplefilter((option[2:] or args.pop(0)).partition(":")[0])
     main = types.ModuleType("__main__")
     kind, sys.argv = ("file", args) if args[0] not in ("-c", "-m") else (args[0], args[1:])
     first = os.path.dirname(os.path.abspath(sys.argv[0])) if kind == "file" else folder if kind == "-m" else ""
