@@ -308,16 +308,18 @@ class ModelFinder(ABC):
             if self._watching:
                 self._watch(True)
 
+    @guarded
     def _on_call(self, layer: Any) -> None:
         self._handle(self._call, layer)
 
+    @guarded
     def _on_before_step(self, optimizer: Any) -> None:
         self._handle(self._before_step, optimizer)
 
+    @guarded
     def _on_step(self, optimizer: Any) -> None:
         self._handle(self._step, optimizer)
 
-    @guarded
     def _handle(self, event: Callable[[Any], None], subject: Any) -> None:
         """Handle an event of the script; those of several threads one after the other."""
         if self.gone:
