@@ -132,15 +132,12 @@ class DiffContext:
     def limit(self, pair: Pair) -> float:
         """Return the largest error, as a share of the norm, that the policy passes for a pair of this step.
 
-        Infinite for a pair that the policy does not limit, and in a step that passes: a declared difference of settings
-        is proven although it is too small to exceed a limit.
+        Infinite for a pair that the policy does not limit.
         """
         return self._limits.get((pair.stage, place_of(pair)), np.inf)
 
     @cached_property
     def _limits(self) -> Mapping[tuple[str, PairPlace], float]:
-        if all(d.passed for d in self.step):
-            return {}
         return {
             (d.pair.stage, place_of(d.pair)): d.judgement.limit
             for d in self.step
