@@ -56,7 +56,7 @@ def cause_found_later(first: FirstDiff, place: Place, diffs: Sequence[Diff], evi
         return None
     number = later.pair.step
     rank_diff = placed(later, diffs)
-    scene = DiffContext(later, rank_diff.own, evidence.alignment, evidence.runs, rank_diff.rank)
+    scene = DiffContext(later, rank_diff.own, evidence.alignment, evidence.runs, rank_diff.rank, unlimited=True)
     try:
         # The inputs of the model do not depend on the weights, so they can be compared as in the first step.
         cause = (

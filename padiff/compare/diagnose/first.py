@@ -514,7 +514,7 @@ def with_proof(first: FirstDiff, step: Sequence[Diff], evidence: Evidence) -> Fi
     update = next((d for d in step if d.pair.stage == "update" and d.compared and d.pair.anchor.layer != LOOP), None)
     if cause is None or cause.kind != "optimizer_setting" or update is None or cause.proven:
         return first
-    scene = replace(scene_of(update, step, evidence.alignment, evidence.runs), declared=differences)
+    scene = replace(scene_of(update, step, evidence.alignment, evidence.runs), declared=differences, unlimited=True)
     return replace(first, cause=as_computed(cause, differences, explain(scene).cause, update.pair.step))
 
 

@@ -369,7 +369,7 @@ def divergences(sheet: FormulaView, candidate: FormulaView) -> Iterator[Edit]:
     same, agreeing = _same_nodes(sheet, candidate, sheet.formula.values)
     yield from _other_operands(sheet, candidate, same, agreeing)
     data = _prepared(sheet, agreeing), _prepared(candidate, {*same})
-    if any(_may_be_one(sheet.formula.values[k], candidate.formula.values[n]) for k, n in product(*data)):
+    if not _are_other_forms(sheet, candidate, data):
         data = set(), set()  # other data, and no other code
     own = _sources(sheet, agreeing | data[0])
     others = _sources(candidate, {*same} | data[1])
@@ -636,15 +636,28 @@ def _prepared(sheet: FormulaView, agreeing: set[int]) -> set[int]:
     for k, node in enumerate(sheet.nodes):
         call = sheet.producer(k)
         given = node.name in (CONSTANT, MADE) or call is None or not (call.inputs or call.parameters)
-        if data.issuperset(node.given) if node.operation else given and node.name in (CONSTANT, MADE, ""):
+        if k not in agreeing and (
+            data.issuperset(node.given) if node.operation else given and node.name in (CONSTANT, MADE, "")
+        ):
             data.add(k)
     used = {g for k, node in enumerate(sheet.nodes) if k not in data for g in node.given}
     return {k for k in data & used - agreeing if sheet.formula.values[k].size > 1}
 
 
-def _may_be_one(value: np.ndarray, other: np.ndarray) -> bool:
-    """Return True if two tensors may hold the same data, with other values."""
-    return value.size == other.size and value.dtype.kind == other.dtype.kind
+def _are_other_forms(sheet: FormulaView, candidate: FormulaView, data: tuple[set[int], set[int]]) -> bool:
+    """Return True if two sides' data may be the same in forms of each author's own: indices, and a mask.
+
+    Tensors of one kind and size may be the same with other values, and so may those that one function gives. Data that
+    only one side has are a mask or indices, and no noise.
+    """
+    for k, n in product(*data):
+        value, other = sheet.formula.values[k], candidate.formula.values[n]
+        if value.size == other.size and value.dtype.kind == other.dtype.kind:
+            return False
+        if sheet.function(k) == candidate.function(n) != "":
+            return False
+    values = [view.formula.values[k] for view, nodes in zip((sheet, candidate), data) for k in nodes]
+    return all(data) or all(value.dtype.kind != "f" or np.isin(value, (0, 1)).all() for value in values)
 
 
 def _graft(

@@ -36,6 +36,7 @@ class DiffContext:
         rank: the rank of the first diff.
         declared: settings that the runs declare differently in this step.
         place: the lines of code that computed the tensor of the first diff.
+        unlimited: True if the limits of the step say nothing about the cause.
     """
 
     diff: Diff
@@ -45,6 +46,7 @@ class DiffContext:
     rank: int = 0
     declared: Sequence[Difference] = ()
     place: Place_ | None = None
+    unlimited: bool = False
     _pairs: dict[int, Mapping[str, Mapping[PairPlace, Pair]]] = field(default_factory=dict, repr=False, compare=False)
     _sides: dict[int, Both[Step] | None] = field(default_factory=dict, repr=False, compare=False)
 
@@ -132,8 +134,11 @@ class DiffContext:
     def limit(self, pair: Pair) -> float:
         """Return the largest error, as a share of the norm, that the policy passes for a pair of this step.
 
-        Infinite for a pair that the policy does not limit.
+        Infinite for a pair that the policy does not limit, and where limits say nothing: a step that passes may prove a
+        cause, as limits grow with the distance of the runs.
         """
+        if self.unlimited:
+            return np.inf
         return self._limits.get((pair.stage, place_of(pair)), np.inf)
 
     @cached_property
