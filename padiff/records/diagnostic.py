@@ -929,7 +929,7 @@ def _with_number(line: CodeLine, cause: Cause) -> str:
     if cause.kind == "loss_term_weight":  # a product, or the value that a name, an entry or an option has
         around = [(line.code[: each.start()].rstrip()[-1:], line.code[each.end() :].lstrip()[:1]) for each in places]
         places = [each for each, (before, after) in zip(places, around) if before in "*=:" or after == "*"]
-    if len(places) != 1 or float(numbers[0]) != reference or (cause.kind == "loss_term_weight" and candidate == 1):
+    if len(places) != 1 or float(numbers[0]) != reference:
         return ""
     return f"{line.code[: places[0].start()]}{numbers[0]}{line.code[places[0].end() :]}"
 
