@@ -12,6 +12,7 @@ import sys
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
+from difflib import SequenceMatcher
 from itertools import chain
 from types import NoneType, UnionType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
@@ -837,13 +838,20 @@ def _reference_line(cause: Cause, lines: Both[CodeLine | None], models: Models |
     if _is_ported(models) and _NUMBER.search(cause.fix) and not _shares_number(reference.code, cause.fix):
         return ""  # one name has other values in the other framework, such as `momentum`
     is_same_but_numbers = len({_NUMBER.sub("0", line.code) for line in (old, reference)}) == 1
-    if cause.kind == "loss_term_weight" and not is_same_but_numbers:
+    if cause.kind == "loss_term_weight" and not is_same_but_numbers and not _is_of_weight(old.code, reference.code):
         return ""  # the lines make the term, and do not weigh it
     if _is_ported(models) and not is_same_but_numbers and not _is_without(old.code, reference.code):
         return _with_reference_part(old, reference, models) if cause.proven else ""
     codes = [frame.code for frame in models.lines.candidate.values() if frame.file == old.file]
     names = {name for code in codes for pattern in (_VARIABLE, _ATTRIBUTE) for name in pattern.findall(code)}
     return _like_reference(old.code, reference.code, names)
+
+
+def _is_of_weight(code: str, other: str) -> bool:
+    """Return True if two lines differ by a sign, or by a factor that only one of them has."""
+    changes = SequenceMatcher(None, code, other, autojunk=False).get_opcodes()
+    parts = {line.strip() for what, a, b, c, d in changes if what != "equal" for line in (code[a:b], other[c:d])}
+    return parts == {"+", "-"} or ("" in parts and max(parts)[:1] in ("*", "/"))
 
 
 def _with_reference_part(candidate: CodeLine, reference: CodeLine, models: Models) -> str:
