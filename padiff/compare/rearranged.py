@@ -560,7 +560,7 @@ def _goes_on(diff: Diff, steps: Both[Step], anywhere: bool = False) -> bool:
         users = [call for call in other.trace.calls if returned in {operand.tensor for operand in call.inputs}]
         parts = [call.outputs[0].tensor for call in users if is_looking(call) and call.outputs]
         derived = [(k, graph.record(k, record)) for k in _derived(graph, source, anywhere)]
-        if any(_is_made(partner, each, diff) for _, each in derived) or (
+        if any(_is_made(partner, each, diff) for k, each in derived if k != source) or (
             len(parts) == len(users) > 0
             and all(any(_is_made(other.record(part, partner), each, diff) for _, each in derived) for part in parts)
         ):
