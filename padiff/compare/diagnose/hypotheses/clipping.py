@@ -243,7 +243,7 @@ def _of_each_backward(scene: DiffContext) -> Iterator[Hypothesis]:
     for side, other in (SIDES.swapped(), SIDES):
         step, own = getattr(steps, side), getattr(norms, side)
         limit = settings_at(getattr(scene.runs, side).info.settings, step.settings).get("clip.limit")
-        if not len(getattr(norms, other)) < len(own) == step.micro_batches or not isinstance(limit, float):
+        if not len(getattr(norms, other)) < len(own) == step.micro_batches > 1 or not isinstance(limit, float):
             continue
         shares = np.cumprod([min(1.0, limit / (norm + _TORCH)) for norm in reversed(own)])[::-1]
         rows = [(pair, sorted(getattr(sums, side).items())) for pair, sums in bias_sums(scene, scene.number)]
