@@ -398,6 +398,13 @@ class LayerNode:
         return frozenset(self.bag.items()), self.bag.total()
 
     @cached_property
+    def bare(self) -> Counter[str]:
+        """Return the kinds of the layers without parameters, of this layer or those below, with their counts."""
+        if not self.children:
+            return Counter() if self.units else Counter([equivalents.kind(self.layer)])
+        return sum((child.bare for child in self.children), Counter())
+
+    @cached_property
     def first(self) -> int:
         """Return the position of the first unit in the order of definition."""
         return min([unit.defined for unit in self.units] + [child.first for child in self.children], default=1 << 60)

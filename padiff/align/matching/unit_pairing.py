@@ -650,14 +650,18 @@ class RegionPairing:
                         _lay_open(child, heap, lying_open)
         return self._units.pair(open_units)
 
+    def _chosen(self, nodes: Both[list[LayerNode]]) -> Iterator[tuple[LayerNode, LayerNode, Choice]]:
+        """Yield the pairs of the best assignment of containers."""
+        items = Both(*([side.container(node) for node in group] for side, group in zip(self._sides, nodes)))
+        for choice in self._units.assigned(items):
+            yield nodes.reference[choice.reference], nodes.candidate[choice.candidate], choice
+
     def _containers(self, nodes: Both[list[LayerNode]], open_units: Both[list[Unit]]) -> Both[list[LayerNode]]:
         """Pair containers of one size, and their contents; return the containers without a partner."""
         if not all(nodes):
             return nodes
-        items = Both(*([side.container(node) for node in group] for side, group in zip(self._sides, nodes)))
         paired: Both[set[LayerNode]] = Both(set(), set())
-        for choice in self._units.assigned(items):
-            a, b = nodes.reference[choice.reference], nodes.candidate[choice.candidate]
+        for a, b, choice in chain.from_iterable(map(self._chosen, _by_bare_layers(nodes))):
             if choice.margin < TOO_CLOSE or not _may_hold_the_same(a, b):
                 continue
             before = len(self.matches)
@@ -673,6 +677,20 @@ class RegionPairing:
             paired.reference.add(a)
             paired.candidate.add(b)
         return Both(*([node for node in side if node not in done] for side, done in zip(nodes, paired)))
+
+
+def _by_bare_layers(nodes: Both[list[LayerNode]]) -> list[Both[list[LayerNode]]]:
+    """Return containers in groups that hold the same layers without parameters, if both sides have the same groups.
+
+    Of networks of the same matrices, one ends with a tanh. Functions in the code are no layers.
+    """
+    groups = nodes.map(lambda side: grouped(side, lambda node: frozenset(node.bare.items())))
+    sizes = groups.map(lambda side: {bare: len(members) for bare, members in side.items()})
+    paths = nodes.map(lambda side: {node.path: node.bare for node in side})
+    of_one_name = paths.reference.keys() & paths.candidate.keys()
+    if sizes.reference != sizes.candidate or any(paths.reference[p] != paths.candidate[p] for p in of_one_name):
+        return [nodes]
+    return [Both(members, groups.candidate[bare]) for bare, members in groups.reference.items()]
 
 
 def _with_siblings(here: Both[list[LayerNode]], waiting: Both[dict[int, list[LayerNode]]]) -> Both[list[LayerNode]]:
