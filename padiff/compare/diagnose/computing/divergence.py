@@ -648,7 +648,7 @@ def _are_other_forms(sheet: FormulaView, candidate: FormulaView, data: tuple[set
     """Return True if two sides' data may be the same in forms of each author's own: indices, and a mask.
 
     Tensors of one kind and size may be the same with other values, and so may those that one function gives. Data that
-    only one side has are a mask or indices, and no noise.
+    only one side has are a mask, and what it is made of: no noise, and no labels.
     """
     for k, n in product(*data):
         value, other = sheet.formula.values[k], candidate.formula.values[n]
@@ -657,7 +657,9 @@ def _are_other_forms(sheet: FormulaView, candidate: FormulaView, data: tuple[set
         if sheet.function(k) == candidate.function(n) != "":
             return False
     values = [view.formula.values[k] for view, nodes in zip((sheet, candidate), data) for k in nodes]
-    return all(data) or all(value.dtype.kind != "f" or np.isin(value, (0, 1)).all() for value in values)
+    masks = [bool(np.isin(value, (0, 1)).all()) for value in values]
+    noise = any(value.dtype.kind == "f" and not mask for value, mask in zip(values, masks))
+    return all(data) or (any(masks) and not noise)
 
 
 def _graft(
