@@ -657,7 +657,7 @@ def _are_other_forms(sheet: FormulaView, candidate: FormulaView, data: tuple[set
         if sheet.function(k) == candidate.function(n) != "":
             return False
     values = [view.formula.values[k] for view, nodes in zip((sheet, candidate), data) for k in nodes]
-    masks = [bool(np.isin(value, (0, 1)).all()) for value in values]
+    masks = [{*np.unique(value).tolist()} == {0, 1} for value in values]
     noise = any(value.dtype.kind == "f" and not mask for value, mask in zip(values, masks))
     return all(data) or (any(masks) and not noise)
 
