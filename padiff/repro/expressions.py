@@ -141,7 +141,8 @@ def layer_text(
     if axis is not None:
         settings["axis"] = axis
     arguments = [f"{slot}={tensors[slot]}" for slot in slots if slot in tensors]
-    if kind == "linear" and matrix is not None and matrix.layout and matrix.layout != FUNCTIONAL_LAYOUT[framework]:
+    other = {"in_out", "out_in"} - {FUNCTIONAL_LAYOUT[framework]}
+    if kind == "linear" and matrix is not None and matrix.layout in other:
         arguments[0] += ".T"
     for name in names:
         if name not in settings:

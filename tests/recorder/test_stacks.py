@@ -139,7 +139,7 @@ def test_a_damaged_stack_is_reported(tmp_path):
 def warn(kit, net):
     """Functions that warn of their caller: in Python, and in C."""
     if kit is PADDLE:
-        return paddle.to_tensor(net(kit.tensor(X)))
+        return paddle.tensor.creation.to_tensor(net(kit.tensor(X)))  # paddleformers replaces `paddle.to_tensor`
     return torch.tensor(net(kit.tensor(X))), torch.zeros(2, 3, 4).T
 
 
