@@ -203,7 +203,7 @@ def match_buffers(
 
 def stored_as(owned: Both[tuple[str, Parameter]], transposed: bool) -> Iterator[tuple[Slice]]:
     """Yield the whole of a buffer of each side, with that of the candidate transposed or not."""
-    for (path, parameter), layout in zip(owned, ("out_in" * transposed, "in_out" * transposed)):
+    for (path, parameter), layout in zip(owned, ("out_in", "in_out") if transposed else ("", "")):
         yield (Slice(path, parameter.slot, parameter.shape, layout),)
 
 

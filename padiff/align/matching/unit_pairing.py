@@ -699,9 +699,8 @@ def _with_siblings(here: Both[list[LayerNode]], waiting: Both[dict[int, list[Lay
     The first block of a stack may hold a table that the other author keeps outside of it: its size is not that of the
     others. A block that is larger than all of the other side waits for its siblings' size.
     """
-    for short, long in ((0, 1), (1, 0)):
-        fewer, more = (tuple(here)[k] for k in (short, long))
-        ours, theirs = (tuple(waiting)[k] for k in (short, long))
+    for swapped in (False, True):
+        (fewer, more), (ours, theirs) = here.swapped(swapped), waiting.swapped(swapped)
         for node in list(fewer):
             siblings = [
                 (size, each)
