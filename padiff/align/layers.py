@@ -43,8 +43,12 @@ def owner_pairs(matches: Sequence[Match], units: Both[list[Unit]]) -> dict[Both[
         The match with the lowest confidence, by the paths of the pair.
     """
     parametrized = units.map(lambda side: any(_PARAMETRIZED in unit.path for unit in side))
-    # Torch keeps what a weight is computed from in layers below its owner, older versions and paddle in the owner.
-    owner = _owner if parametrized.reference is not parametrized.candidate else _path
+    on_one_side = parametrized.reference is not parametrized.candidate
+
+    def owner(unit: Unit) -> str:
+        # Torch keeps what a weight is computed from in layers below its owner, older versions and paddle in the owner.
+        return unit.path.partition(_PARAMETRIZED)[0] if on_one_side else unit.path
+
     pure = units.map(lambda side: _pure({owner(u) for u in side if not u.optional or u.tied or _buffers(u)}))
     partners: Both[dict[str, set[str]]] = Both(defaultdict(set), defaultdict(set))
     best: dict[Both[str], Match] = {}
@@ -64,15 +68,6 @@ def owner_pairs(matches: Sequence[Match], units: Both[list[Unit]]) -> dict[Both[
 
 
 _PARAMETRIZED = ".parametrizations."
-
-
-def _path(unit: Unit) -> str:
-    return unit.path
-
-
-def _owner(unit: Unit) -> str:
-    """Return the path of the layer whose weight is computed from a unit, or that owns the unit."""
-    return unit.path.partition(_PARAMETRIZED)[0]
 
 
 def _buffers(unit: Unit) -> bool:

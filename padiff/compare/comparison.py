@@ -436,13 +436,13 @@ class RunComparison:
         pair = layers.get(failed.pair.anchor.layer)
         if failed.pair.stage != "forward" or pair is None or not all(layer.children for layer in pair):
             return None
-        for diff in sorted((d for d in step if not d.passed and d.pair.complete), key=lambda d: d.pair.anchor.order):
-            leaf = layers.get(diff.pair.anchor.layer)
-            if leaf is None or any(layer.children for layer in leaf) or diff.pair.stage not in ("forward", "input"):
-                continue
-            first, place = diagnose.described(diff, step, evidence)
-            return (diff, first, place) if first.cause is not None and first.cause.proven else None
-        return None
+        leaves = {path for path, leaf in layers.items() if not any(layer.children for layer in leaf)}
+        inside = [d for d in step if d.pair.complete and d.pair.stage in ("forward", "input")]
+        after = first_failed([d for d in inside if d.pair.anchor.layer in leaves])
+        if after is None:
+            return None
+        first, place = diagnose.described(after, step, evidence)
+        return (after, first, place) if first.cause is not None and first.cause.proven else None
 
     def explain_later(self, diffs: Sequence[Diff]) -> FirstDiff | None:
         """Return the earlier first diff with its cause, if this step proves the cause; otherwise `None`.

@@ -573,7 +573,8 @@ def _derived(graph: Graph, source: int, anywhere: bool) -> list[int]:
     derived = {source}
     for call in graph.trace.calls:
         inputs = {operand.tensor for operand in call.inputs}
-        if inputs & derived if anywhere else call.layer == LOOP and inputs and inputs <= derived:
+        of_the_loop_alone = call.layer == LOOP and inputs <= derived
+        if inputs & derived and (anywhere or of_the_loop_alone):
             derived |= {operand.tensor for operand in call.outputs}
     ends = graph.noted.get("backward", [])
     needed = {operand.tensor for end in ends for call in graph.back(end, lambda _: False) for operand in call.inputs}

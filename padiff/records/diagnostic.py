@@ -12,7 +12,6 @@ import sys
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
-from difflib import SequenceMatcher
 from itertools import chain
 from types import NoneType, UnionType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
@@ -347,7 +346,8 @@ def code_lines(first: FirstDiff, models: Models | None) -> Both[Frame | None]:
     ends = models.lines.map(lambda lines: [each for key, each in lines.items() if key.startswith("@return:")])
     if about.candidate is None and ends.candidate and any(is_same(each, about.reference) for each in ends.reference):
         # The candidate makes no such call where a layer of its own gives its outputs.
-        shown = replace(shown, candidate=max(ends.candidate, key=lambda each: _likeness(each, about.reference)))
+        code = "" if about.reference is None else about.reference.code
+        shown = replace(shown, candidate=max(ends.candidate, key=lambda each: _likeness(each.code, code)))
     if not is_same(*shown):
         return shown
     changed = _changed_argument(models, shown)
@@ -370,10 +370,9 @@ def code_lines(first: FirstDiff, models: Models | None) -> Both[Frame | None]:
     return _started(first, models) if at_start else shown
 
 
-def _likeness(first: Frame, second: Frame | None) -> float:
+def _likeness(code: str, other: str) -> float:
     """Return the share of tokens that two lines have in common."""
-    codes = [_TOKEN.findall("" if frame is None else frame.code) for frame in (first, second)]
-    return difflib.SequenceMatcher(a=codes[0], b=codes[1], autojunk=False).ratio()
+    return difflib.SequenceMatcher(a=_TOKEN.findall(code), b=_TOKEN.findall(other), autojunk=False).ratio()
 
 
 def _choices(first: FirstDiff, models: Models) -> Both[Frame | None] | None:
@@ -389,7 +388,7 @@ def _choices(first: FirstDiff, models: Models) -> Both[Frame | None] | None:
     if is_setting or kinds.reference == kinds.candidate or len(sites.candidate) != 1 or not sites.reference:
         return None
     (candidate,) = sites.candidate
-    nearest = max(sites.reference, key=lambda each: _likeness(each, candidate))
+    nearest = max(sites.reference, key=lambda each: _likeness(each.code, candidate.code))
     return None if nearest.function == candidate.function else Both(nearest, candidate)
 
 
@@ -849,7 +848,7 @@ def _reference_line(cause: Cause, lines: Both[CodeLine | None], models: Models |
 
 def _is_of_weight(code: str, other: str) -> bool:
     """Return True if two lines differ by a sign, or by a factor that only one of them has."""
-    changes = SequenceMatcher(None, code, other, autojunk=False).get_opcodes()
+    changes = difflib.SequenceMatcher(None, code, other, autojunk=False).get_opcodes()
     parts = {line.strip() for what, a, b, c, d in changes if what != "equal" for line in (code[a:b], other[c:d])}
     return parts == {"+", "-"} or ("" in parts and max(parts)[:1] in ("*", "/"))
 
@@ -1024,7 +1023,6 @@ def _like_reference(candidate: str, reference: str, variables: Collection[str] =
         candidate, reference: the lines.
         variables: further variables, and attributes of `self`, of the candidate's file.
     """
-    tokens = [_TOKEN.findall(code) for code in (candidate, reference)]
     names = [{*_VARIABLE.findall(code)} - {"True", "False", "None"} for code in (candidate, reference)]
     # Lines of other layers are other lines.
     own = [{*_ATTRIBUTE.findall(code)} for code in (candidate, reference)]
@@ -1032,7 +1030,6 @@ def _like_reference(candidate: str, reference: str, variables: Collection[str] =
     names[1] -= {each for each in names[1] if each in sys.stdlib_module_names and f"{each}." in reference}
     balance = [sum(code.count(each) for each in "([{") - sum(code.count(each) for each in ")]}") for code in
                (candidate, reference)]  # fmt: skip
-    alike = difflib.SequenceMatcher(a=tokens[0], b=tokens[1], autojunk=False).ratio()
     if (
         candidate == reference
         or balance[0] != balance[1]
@@ -1040,7 +1037,8 @@ def _like_reference(candidate: str, reference: str, variables: Collection[str] =
         or not names[1] <= {*names[0], *variables}
     ):
         return ""
-    return reference if alike >= _LIKE or _is_without(reference, candidate) else ""
+    alike = _likeness(candidate, reference) >= _LIKE
+    return reference if alike or _is_without(reference, candidate) else ""
 
 
 def _filled(fix: str, models: Models | None, runs: Both[str] | None) -> str:

@@ -6,6 +6,7 @@ import numpy as np
 import paddle
 import pytest
 import torch
+from kit.frameworks import PADDLE, TORCH
 
 import padiff
 from padiff import compare_runs
@@ -56,29 +57,23 @@ def test_normalised_weights_are_carried_to_the_other_framework(name, from_torch)
     np.testing.assert_allclose(*outputs, rtol=1e-4, atol=1e-5)
 
 
+def trained(kit, net, optimizer):
+    with padiff.record(net, optimizer=optimizer) as rec:
+        for _ in range(3):
+            net(kit.tensor(X)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad() if kit is TORCH else optimizer.clear_grad()
+            rec.try_dump()
+    return rec.run
+
+
 @pytest.mark.parametrize("rate", [0.05, 0.06])
 def test_trainings_of_normalised_weights_match_and_a_fault_is_found_in_them(rate, tmp_path):
     first, second = nets("weight")
-    runs = []
-    optimizer = torch.optim.SGD(first.parameters(), lr=0.05)
-    with padiff.record(first, optimizer=optimizer) as rec:
-        for _ in range(3):
-            first(torch.tensor(X)).square().mean().backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            rec.try_dump()
-    runs.append(rec.run)
-    torch.manual_seed(1)
-    padiff.assign_weight(nets("weight")[0], second)
-    optimizer = paddle.optimizer.SGD(rate, parameters=second.parameters())
-    with padiff.record(second, optimizer=optimizer) as rec:
-        for _ in range(3):
-            second(paddle.to_tensor(X)).square().mean().backward()
-            optimizer.step()
-            optimizer.clear_grad()
-            rec.try_dump()
-    runs.append(rec.run)
-    report = compare_runs(*runs)
+    padiff.assign_weight(first, second)
+    ours = trained(TORCH, first, torch.optim.SGD(first.parameters(), lr=0.05))
+    theirs = trained(PADDLE, second, paddle.optimizer.SGD(rate, parameters=second.parameters()))
+    report = compare_runs(ours, theirs)
     assert report.passed is (rate == 0.05)
     compared = {pair.anchor.site for pair in (diff.pair for diff in report.diffs)}
     assert {"0.parametrizations.weight/update/original0", "0/forward/output.0"} <= compared

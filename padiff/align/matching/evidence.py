@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from padiff.align.matching import names
-from padiff.align.matching.parameter_units import LayerNode, Signature, Unit, adds, grouped
+from padiff.align.matching.parameter_units import LayerNode, Signature, Unit, grouped, multiplies
 from padiff.align.slices import RuntimeEvidence
 from padiff.model import equivalents
 from padiff.records import Both
@@ -46,7 +46,7 @@ class Item:
     Attributes:
         path: full path, from which the roles are read.
         tail: part of the path that is compared: without the prefix that all items of the side share.
-        adds: True for a lone parameter that is added (a bias), False for one that multiplies; `None` if not known.
+        multiplies: True for a lone parameter that multiplies, False for one that is added; `None` if not known.
         defined: position in the order of definition.
         ran: position in the order of execution, `None` if not known.
         kind: the layer's kind; empty if the kind is no evidence (a container).
@@ -67,7 +67,7 @@ class Item:
     context: Bag = NOTHING
     trained: bool | None = None
     tail: str = ""
-    adds: bool | None = None
+    multiplies: bool | None = None
 
     def __post_init__(self) -> None:
         self.tail = self.tail or self.path
@@ -117,9 +117,9 @@ def scores(items: Both[list[Item]], without: Collection[str], linked: names.Link
     parts: dict[str, np.ndarray] = {}
     if "names" not in without:
         parts["names"] = _by_names(items, linked)
-        added = _each(items, lambda x: x.adds)
-        if all({True, False} & set(side) for side in added):
-            parts["what it does"] = _by_class(added, lambda a, b: 0.0 if None in (a, b) or a is b else _CONTRADICTION)
+        factors = _each(items, lambda x: x.multiplies)
+        if all({True, False} & set(side) for side in factors):
+            parts["what it does"] = _by_class(factors, lambda a, b: 0.0 if None in (a, b) or a is b else _CONTRADICTION)
     if "kinds" not in without:
         parts["kind"] = _by_class(_each(items, lambda x: x.kind), _same_kind)
         if items.reference[0].bag is not None:
@@ -378,7 +378,7 @@ class ModelEvidence:
             defined=unit.defined,
             ran=self.seen.order.get(unit.path),
             kind=unit.kind,
-            adds=adds(unit),
+            multiplies=multiplies(unit),
             output=_extents(self.seen.outputs.get(unit.path)),
             values=frozenset({self.values[unit]}) if unit in self.values else frozenset(),
             context=self._context(unit.path, 1),

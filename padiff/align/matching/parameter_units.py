@@ -229,16 +229,20 @@ def _common_slot(parameter: Parameter) -> str:
     return _COMPUTED_FROM.get(parameter.slot, equivalents.slot(parameter.slot))
 
 
-def adds(unit: Unit) -> bool | None:
-    """Return True if a unit's only parameter is added, by its name (a bias), False if it multiplies; else `None`."""
-    found = [_KIND_OF_SLOT.search(_common_slot(parameter)) for parameter in unit.parameters.values()]
-    return not found[0][1] if len(found) == 1 and found[0] is not None else None
+def multiplies(unit: Unit) -> bool | None:
+    """Return True if a unit's only parameter multiplies, by its name, False if it is added (a bias); else `None`."""
+    slots = [_common_slot(parameter) for parameter in unit.parameters.values()]
+    return _says_it_multiplies(slots[0]) if len(slots) == 1 else None
+
+
+def _says_it_multiplies(slot: str) -> bool | None:
+    match = _KIND_OF_SLOT.search(slot)
+    return None if match is None else bool(match[1])
 
 
 def contradict(slots: Both[str]) -> bool:
     """Return True if the name of one slot says that it multiplies, and of the other that it is added."""
-    matches = [_KIND_OF_SLOT.search(slot) for slot in slots]
-    return all(matches) and len({bool(match[1]) for match in matches if match}) == 2
+    return {*map(_says_it_multiplies, slots)} == {True, False}
 
 
 def holds_several(layer: Layer) -> bool:

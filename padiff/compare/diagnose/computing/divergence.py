@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from padiff.compare.diagnose.computing.edit import UNNAMED, Edit, FormulaView, Target
+from padiff.compare.diagnose.computing.edit import UNNAMED, Edit, FormulaView, Target, is_mask
 from padiff.compare.diagnose.computing.formula import CONSTANT, MADE, Change, Formula, Get, UnknownError
 from padiff.compare.diagnose.computing.operations import OPERATIONS
 from padiff.compare.diagnose.kernels import ACTIVATION_NUMBERS
@@ -656,9 +656,9 @@ def _are_other_forms(sheet: FormulaView, candidate: FormulaView, data: tuple[set
             return False
         if sheet.function(k) == candidate.function(n) != "":
             return False
-    values = [view.formula.values[k] for view, nodes in zip((sheet, candidate), data) for k in nodes]
-    masks = [{*np.unique(value).tolist()} == {0, 1} for value in values]
-    noise = any(value.dtype.kind == "f" and not mask for value, mask in zip(values, masks))
+    nodes = [(view, k) for view, side in zip((sheet, candidate), data) for k in side]
+    masks = [is_mask(view, k) and bool(view.formula.values[k].any()) for view, k in nodes]
+    noise = any(view.is_float(k) and not mask for (view, k), mask in zip(nodes, masks))
     return all(data) or (any(masks) and not noise)
 
 
