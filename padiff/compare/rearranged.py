@@ -552,7 +552,7 @@ def _goes_on(diff: Diff, steps: Both[Step], anywhere: bool = False) -> bool:
         return True
     graphs = steps.map(lambda step: Graph(step.trace))
     for record, graph, partner, other in zip(diff.pair.sides, graphs, diff.pair.sides.swapped(), graphs.swapped()):
-        if record is None or partner is None or record.shape != partner.shape:
+        if record is None or partner is None or math.prod(record.shape) != math.prod(partner.shape):
             return False
         source, returned = graph.tensor_of(record), other.tensor_of(partner)
         if source is None or returned is None:
@@ -569,7 +569,10 @@ def _goes_on(diff: Diff, steps: Both[Step], anywhere: bool = False) -> bool:
 
 
 def _derived(graph: Graph, source: int, anywhere: bool) -> list[int]:
-    """Return the tensors on the way to the loss that the loop computes from one tensor alone, or any code from it."""
+    """Return the tensors on the way to the loss that the loop computes from one tensor alone, or any code from it.
+
+    All of these where the trace does not show a way of the tensor to the loss: the loop writes it into another one.
+    """
     derived = {source}
     for call in graph.trace.calls:
         inputs = {operand.tensor for operand in call.inputs}
@@ -578,14 +581,15 @@ def _derived(graph: Graph, source: int, anywhere: bool) -> list[int]:
             derived |= {operand.tensor for operand in call.outputs}
     ends = graph.noted.get("backward", [])
     needed = {operand.tensor for end in ends for call in graph.back(end, lambda _: False) for operand in call.inputs}
-    return sorted(derived & needed if ends else derived)
+    return sorted(derived & needed if source in needed else derived)
 
 
 def _is_made(record: Record | None, computed: Record | None, diff: Diff) -> bool:
     """Return True if a tensor of a trace has the values of another one of the other side's."""
-    if record is None or computed is None or record.shape != computed.shape:
+    if record is None or computed is None or math.prod(record.shape) != math.prod(computed.shape):
         return False
-    return _agrees(measure_pair(Pair(diff.pair.step, computed, record, diff.pair.layout or SAME)))
+    layout = (diff.pair.layout or SAME) if record.shape == computed.shape else RESHAPED
+    return _agrees(measure_pair(Pair(diff.pair.step, computed, record, layout)))
 
 
 def _is_computed_by(record: Record, step: Step, number: int) -> bool:

@@ -53,6 +53,23 @@ class Update(NamedTuple):
 NO_UPDATE = Update()
 
 
+class Form(NamedTuple):
+    """Two ways to write a tensor.
+
+    Attributes:
+        rule: the rule by which the tensor passed.
+        ratio: the candidate's norm as a multiple of the reference's.
+    """
+
+    rule: Rule
+    ratio: float
+
+
+#: Stage, layer, slot and call of a tensor.
+Site = tuple[str, str, str, int]
+_FORMS = frozenset({Rule.WRITTEN_OTHERWISE, Rule.GIVEN_OTHERWISE, Rule.SCALED})
+
+
 @dataclass(frozen=True)
 class Drift:
     """Distance of two runs in a compared step.
@@ -77,6 +94,7 @@ class Drift:
         equal: True if both sides begin the next step equal, whatever its number: the step is judged as step 0.
         inputs: largest relative L2 error of the inputs that passed.
         losses: slots and calls of the tensors of loss functions that were within their limits in the first step.
+        forms: tensors that both sides write in different ways, as steps showed in which all gradients agreed.
     """
 
     step: int = -1
@@ -95,6 +113,7 @@ class Drift:
     equal: bool = False
     inputs: float = 0.0
     losses: frozenset[tuple[str, int]] = frozenset()
+    forms: Mapping[Site, Form] = field(default_factory=dict)
 
     def steps_before(self, step: int) -> int:
         """Return the number of steps, compared or not, that may have moved the runs apart before this step."""
@@ -237,7 +256,29 @@ def drift(diffs: Sequence[Diff], before: Drift = NONE, known: bool = True) -> Dr
         began,
         inputs=float(rows["value"][batches].max(initial=0.0)),
         losses=before.losses if before.step >= 0 else _losses_within(diffs, facts.of_loss),
+        forms=_forms(diffs, before.forms),
     )
+
+
+def site_of(diff: Diff) -> Site:
+    anchor = diff.pair.anchor
+    return anchor.stage, anchor.layer, anchor.slot, anchor.call
+
+
+def ratio_of(diff: Diff) -> float:
+    """Return the candidate's norm as a multiple of the reference's; NaN if one of them is not known, or zero."""
+    figures = diff.figures
+    return figures.candidate_l2 / figures.reference_l2 if figures is not None and figures.reference_l2 else math.nan
+
+
+def _forms(diffs: StepDiffs, before: Mapping[Site, Form]) -> Mapping[Site, Form]:
+    """Return the tensors that both sides write in different ways, if the rest of the step agrees."""
+    if not diffs.passed:
+        return before
+    numbers = [RULE_NUMBERS[rule] for rule in _FORMS]
+    written = [diffs[place] for place in np.flatnonzero(np.isin(diffs.rows["rule"], numbers)).tolist()]
+    new = {site_of(d): Form(d.judgement.rule, ratio_of(d)) for d in written if d.judgement is not None}
+    return {**before, **new} if new else before
 
 
 def _losses_within(diffs: StepDiffs, of_loss: np.ndarray) -> frozenset[tuple[str, int]]:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Protocol
 
 import numpy as np
 
 from padiff.compare.judge import limits
-from padiff.compare.judge.drift import NONE, Drift, was_excused, without_systematic
+from padiff.compare.judge.drift import NONE, Drift, Form, Site, ratio_of, site_of, was_excused, without_systematic
 from padiff.compare.judge.site_facts import SiteFacts, coarsest, is_nothing, noted, rounding_gradients
 from padiff.compare.judge.step_limits import StepLimits
 from padiff.compare.measure.operands import elements, labels_by_call, same_labels
@@ -49,7 +50,12 @@ _OFTEN = 4
 _LABELS = frozenset({"input.labels", "input.label"})
 
 
-def confirmed(diffs: StepDiffs, losses: Collection[tuple[str, int]] = (), forms: bool = True) -> StepDiffs:
+def confirmed(
+    diffs: StepDiffs,
+    losses: Collection[tuple[str, int]] = (),
+    forms: bool = True,
+    known: Mapping[Site, Form] = MappingProxyType({}),
+) -> StepDiffs:
     """Return a step's judged diffs, with harmless differences in arguments and results of loss functions passed.
 
     Labels that the model receives also pass, if its loss functions receive equal labels: language models of one library
@@ -59,9 +65,11 @@ def confirmed(diffs: StepDiffs, losses: Collection[tuple[str, int]] = (), forms:
     Args:
         losses: slots and calls of the tensors that agreed in the first step.
         forms: True to pass outputs that the losses take in another form, too; not where a user defines equality.
+        known: tensors that both sides write in different ways, as earlier steps showed.
     """
     if diffs.passed:
         return diffs
+    diffs = _with_known(diffs, known)
     diffs = _with_prepared(diffs)
     if forms:
         diffs = _with_scales(_with_forms(_with_inputs(diffs)))
@@ -94,6 +102,21 @@ def confirmed(diffs: StepDiffs, losses: Collection[tuple[str, int]] = (), forms:
     return diffs.replaced(
         [diff if counts(place, diff) else written_otherwise(diff) for place, diff in enumerate(diffs)]
     )
+
+
+def _with_known(diffs: StepDiffs, known: Mapping[Site, Form]) -> StepDiffs:
+    """Pass what both sides write in different ways since an earlier step: a fault of this step shows elsewhere."""
+    judged = list(diffs) if known else []
+    for place in np.flatnonzero(~diffs.rows["passed"] & diffs.measured).tolist() if known else []:
+        form = known.get(site_of(judged[place]))
+        if form is None or is_loss(judged[place].pair.anchor) and form.rule is not Rule.SCALED:
+            continue
+        if form.rule is Rule.GIVEN_OTHERWISE and not _is_same_in_another_form(judged[place]):
+            continue
+        if form.rule is Rule.SCALED and not abs(ratio_of(judged[place]) - form.ratio) <= _SCALED * form.ratio:
+            continue
+        judged[place] = written_otherwise(judged[place], form.rule)
+    return diffs.replaced(judged) if judged else diffs
 
 
 def forms_of(diffs: StepDiffs) -> list[int]:
@@ -452,7 +475,7 @@ class Tolerance:
 
 def judged_together(diffs: StepDiffs, before: Drift = NONE, forms: bool = True) -> StepDiffs:
     """Return a step's individually judged diffs, corrected by rules that need the other diffs; see `confirmed`."""
-    return _missing_fail(_overflows_pass(confirmed(diffs, before.losses, forms)))
+    return _missing_fail(_overflows_pass(confirmed(diffs, before.losses, forms, before.forms)))
 
 
 def _overflows_pass(diffs: StepDiffs) -> StepDiffs:
