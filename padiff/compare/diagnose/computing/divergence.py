@@ -112,25 +112,38 @@ def numbers(sheet: FormulaView) -> Iterator[Number]:
         yield Number("scale", "a scale", what, 1.0, scaled(end), end, rank=3)
 
 
-def read_numbers(sheet: FormulaView, candidate: FormulaView) -> Iterator[Edit]:
-    """Yield edits that put a number that only the candidate's code has in the place of one that only the reference's
+def read_numbers(sheet: FormulaView, other: Graph | FormulaView, surplus: bool = False) -> Iterator[Edit]:
+    """Yield edits that put a number that only the other side's code has in the place of one that only this side's
     code has.
+
+    Args:
+        sheet: the formula to edit.
+        other: the formula of the other side, or its calls where their formula is not known.
+        surplus: True if the formula is the candidate's.
     """
-    numbers_here, theirs = (
-        [float(view.formula.values[k]) for k, node in enumerate(view.nodes) if node.name and view.is_number(k)]
-        for view in (sheet, candidate)
-    )
-    numbers_here += [0.0, 1.0, -1.0]  # as good as no number: what is left out, and what has another sign
-    surplus = [value for value in dict.fromkeys(theirs) if not any(map(partial(math.isclose, value), numbers_here))]
+    if isinstance(other, Graph):
+        arguments = [value for call in other.trace.calls for value in call.arguments.values()]
+        theirs = [float(value) for value in arguments if type(value) in (int, float)]
+    else:
+        theirs = _written_numbers(other)
+    # As good as no number: what is left out, and what has another sign.
+    known = [*_written_numbers(sheet), 0.0, 1.0, -1.0]
+    others = [value for value in dict.fromkeys(theirs) if not any(map(partial(math.isclose, value), known))]
     for k, node in enumerate(sheet.nodes):
         if not node.name or not sheet.is_number(k):
             continue
         if any(math.isclose(float(sheet.formula.values[k]), value, rel_tol=1e-6) for value in theirs):
             continue
         for number in _constant(sheet, k):
-            for value in surplus[:_MOST_READ]:
-                text = f"{number.text} is {value:.6g} for the reference's {number.value:.6g}"
+            for value in others[:_MOST_READ]:
+                sides = Both(number.value, value).swapped(surplus)
+                text = f"{number.text} is {sides.candidate:.6g} for the reference's {sides.reference:.6g}"
+                text = f"in the candidate, {text}" if surplus else text
                 yield Edit(number.kind, number.name, text, number.make(value), number.rank + 1, 0, number.at)
+
+
+def _written_numbers(sheet: FormulaView) -> list[float]:
+    return [float(sheet.formula.values[k]) for k, node in enumerate(sheet.nodes) if node.name and sheet.is_number(k)]
 
 
 _TURNING = frozenset({"sin", "cos"})

@@ -270,7 +270,7 @@ def hypotheses(scene: DiffContext) -> Iterator[Hypothesis]:
         target = Target(case.sides.candidate, reference.shape(reference.formula.end), case.looks.reference)
         makers: list[Maker] = [of_all_turns, dropped_terms, operation_edits]
         if candidate is not None:
-            makers.insert(1, partial(read_numbers, candidate=candidate))
+            makers.insert(1, partial(read_numbers, other=candidate))
             makers += [partial(other_numbers, candidate=candidate), partial(divergences, candidate=candidate)]
         if scene.stage == "input":
             makers = [partial(_of_calls, make) for make in makers]
@@ -278,7 +278,8 @@ def hypotheses(scene: DiffContext) -> Iterator[Hypothesis]:
     if candidate is not None:
         trials = [_as_written(trial, candidate) for trial in trials]
         target = Target(case.sides.reference, candidate.shape(candidate.formula.end), case.looks.candidate)
-        trials += tried(case, candidate, (dropped_terms, rotary), target, True)
+        written_there = partial(read_numbers, other=place.graphs.reference, surplus=True)
+        trials += tried(case, candidate, (dropped_terms, rotary, written_there), target, True)
     yield from reported(case, trials)
 
 
@@ -529,7 +530,7 @@ def reported(case: Case, found: Sequence[Found]) -> Iterator[Hypothesis]:
         *(trial for trial in found if trial.edit.name not in names),
     ):
         usual = _OF_CANDIDATE if trial.surplus else _OF_REFERENCE
-        if trial.edit.text.startswith(("the candidate ", SIDES_OF_EDITS[0])):
+        if trial.edit.text.startswith(("the candidate ", _OF_REFERENCE, SIDES_OF_EDITS[0])):
             sides = ("the reference", "the candidate") if trial.surplus else ("the candidate", "the reference")
             text = trial.edit.text
             for mark, name in zip(SIDES_OF_EDITS, sides):

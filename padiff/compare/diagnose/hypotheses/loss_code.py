@@ -16,7 +16,7 @@ from itertools import chain, count
 
 import numpy as np
 
-from padiff.compare.diagnose.computing.divergence import READ, divergences, numbers, other_code
+from padiff.compare.diagnose.computing.divergence import READ, divergences, numbers, other_code, read_numbers
 from padiff.compare.diagnose.computing.edit import FormulaView, Target
 from padiff.compare.diagnose.computing.formula import UnknownError
 from padiff.compare.diagnose.computing.in_losses import (
@@ -231,7 +231,7 @@ def hypotheses(scene: DiffContext) -> Iterator[Hypothesis]:
         trials += [_of_scale(trial) for trial in tried(case, reference.sheet, makers, target, False, candidates)]
     if candidate is not None:
         target = Target(few.reference, few.reference.shape, _same)
-        surplus: list[Maker] = [*cut, loss_left_out]
+        surplus: list[Maker] = [*cut, loss_left_out, partial(read_numbers, other=graphs.reference, surplus=True)]
         slopes = {} if reference is None else asked_gradients(candidate.sheet, reference.sheet)
         base = candidate.sheet.formula.changed(slopes) if slopes else None
         if base is not None and target.off(base) > NEAR * noise:
