@@ -111,7 +111,8 @@ def interval_cause(scene: DiffContext) -> Cause | None:
     is_first = scene.number == scene.numbers[0]
     most = updates.map(lambda counts: max(counts.values()))
     calls = now.map(lambda step: step.micro_batches)
-    if not is_missing and calls.reference == calls.candidate and (is_first or most.reference == most.candidate):
+    is_counted = most.reference != most.candidate and (not is_first or pair.stage == "input")
+    if not is_missing and calls.reference == calls.candidate and not is_counted:
         return None
     slices = (pair.map(lambda parts: parts[0]) for pair in scene.alignment.parameters)
     keys = [both.map(lambda part: (part.layer, part.slot)) for both in slices]
@@ -152,7 +153,7 @@ def interval_cause(scene: DiffContext) -> Cause | None:
                 f"{intervals.reference}"
             )
             return Cause("step_repeated", text, True, _COUNTS)
-    return Cause("step_repeated", text, is_missing, _COUNTS) if is_missing or not is_first else None
+    return Cause("step_repeated", text, is_missing, _COUNTS) if is_missing or is_counted or not is_first else None
 
 
 _COUNTS = "each step's updates are recorded"
@@ -178,6 +179,8 @@ def _interval(series: Sequence[int], most: Sequence[int], name: str, steps: Sequ
     if all(series[updating[0] :]):
         ratios = {total / count for count, total in zip(series[1:], most[1:]) if count}
         often = f"once for {ratios.pop():g} updates of `{name}`" if len(ratios) == 1 else ""
+        if often and most[0] * sum(series[1:]) != series[0] * sum(most[1:]):
+            often += f", the first time for {most[0]}"
         often = often or f"{sum(series)} times for {sum(most)} updates of `{name}`"
         return f"{often}, but only from step {first} on" if updating[0] else often
     gaps = {after - before for before, after in pairwise(updating)}
