@@ -47,6 +47,8 @@ _OF_STEP = {
     "step_repeated": ("@step",),
     "no_gradient": ("@backward",),
 }
+# Kinds of causes of a first diff in an input that no line that makes data shows.
+_NOT_OF_DATA = ("other_network", "step_repeated")
 # Kinds of causes that the line of the data loader shows.
 _OF_LOADER = ("batch_order", "input_order", "sizes")
 # Kinds of causes for which the call itself is wrong, not one of its arguments.
@@ -430,7 +432,7 @@ def _lines_of(first: FirstDiff, models: Models) -> Both[Frame | None]:
     in_role = models.lines.map(lambda lines: next((lines[each] for each in role if each in lines), None))
     frames = models.stacks.zip(models.lines).map(lambda side: [*chain(*side[0].values()), *side[1].values()])
     called = first.code.zip(first.stacks.zip(frames)).map(lambda side: side[0] or _innermost(side[1]))
-    if first.stage == "input" or kind == "labels":
+    if (first.stage == "input" or kind == "labels") and kind not in _NOT_OF_DATA:
         # A call between two models is shown where it is made, not where the batch comes from.
         between = first.diff is not None and first.diff.pair.derived and any(about)
         given = None if between else _changed_line(models, "@data:")

@@ -231,12 +231,14 @@ def loss_differences(settings: Both[Mapping[str, Any]], framework: str) -> Itera
 
     Two functions may be one loss, and so may two reductions, up to a factor in the loop: the tensors show the effect.
     """
-    losses = settings.map(lambda side: _in_one_name(_of(side, "loss.")))
+    losses = _in_one_order(settings.map(lambda side: _in_one_name(_of(side, "loss."))))
     for name, value in losses.reference.items():
         # With several losses, each setting has the loss's number as a prefix.
         number, _, setting = name.rpartition(".")
         if name not in losses.candidate or setting in OF_LAYOUT or same(value, losses.candidate[name]):
             continue
+        if setting == "reduction" and "none" in (value, losses.candidate[name]):
+            continue  # the loop takes the mean, or the sum
         function_key = f"{number}.function" if number else "function"
         function = losses.map(lambda side, function_key=function_key: side.get(function_key))  # type: ignore[misc]
         alike = function.reference is not None and function.reference == function.candidate
@@ -261,6 +263,25 @@ def _in_one_name(losses: dict[str, Any]) -> dict[str, Any]:
             named[name] = "smooth_l1_loss"
             named[f"{prefix}beta"] = named.pop(f"{prefix}delta", 1.0)
     return named
+
+
+def _in_one_order(losses: Both[dict[str, Any]]) -> Both[dict[str, Any]]:
+    """Return the settings of losses, with the candidate's under the numbers of the reference's of the same function."""
+    functions = losses.map(lambda side: {n.removesuffix(".function"): v for n, v in side.items() if "." in n})
+    functions = functions.map(lambda side: {number: v for number, v in side.items() if number.isdigit()})
+    waiting, numbers = dict(functions.candidate), {}
+    for number, function in functions.reference.items():
+        partner = next((k for k, theirs in waiting.items() if theirs == function), None)
+        if partner is not None:
+            numbers[partner] = number
+            del waiting[partner]
+    free = [number for number in functions.candidate if number not in numbers.values()]
+    numbers |= dict(zip(waiting, free))
+    ordered = {}
+    for name, value in losses.candidate.items():
+        number, dot, setting = name.partition(".")
+        ordered[f"{numbers.get(number, number)}{dot}{setting}"] = value
+    return Both(losses.reference, ordered)
 
 
 def loop_differences(settings: Both[Mapping[str, Any]]) -> Iterator[Difference]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -31,6 +31,7 @@ from padiff.compare.diagnose.place import graphs_of
 from padiff.compare.judge.drift import was_excused
 from padiff.compare.measure.operands import operands
 from padiff.errors import RunFolderError, SketchOnlyError
+from padiff.frameworks.catalog import ROLES
 from padiff.frameworks.settings import conventions_of
 from padiff.records import (
     LOOP,
@@ -342,8 +343,10 @@ def output_cause(scene: DiffContext, calls: Both[LossCall] | None) -> Cause | No
         return None
     reference, candidate = calls
     compared = [d for d in scene.step if is_of_loss(d.pair.anchor) and d.pair.stage == "loss" and d.compared]
-    if is_loss(scene.diff.pair.anchor) and any(loss_role(d.pair.anchor.slot) == "0" and _agrees(d) for d in compared):
-        return _term(scene) or divisor_cause(scene) or _after(scene.diff)
+    outputs = [d for d in compared if loss_role(d.pair.anchor.slot) == "0"]
+    if is_loss(scene.diff.pair.anchor) and any(map(_agrees, outputs)):
+        cause = _term(scene) or divisor_cause(scene)
+        return cause or (_after(scene.diff) if _all_agree(scene, outputs) else None)
     differing = _differing(calls)
     if "function" in differing:
         # Two functions may give the same, as of logits and of their logarithms: what comes after them differs.
@@ -386,6 +389,14 @@ def output_cause(scene: DiffContext, calls: Both[LossCall] | None) -> Cause | No
             )
             return Cause("loss_function", f"{text} from what went in")
     return Cause("loss_function", "the loss function itself: what goes into it agrees, and what it is set to")
+
+
+def _all_agree(scene: DiffContext, outputs: Sequence[Diff]) -> bool:
+    """Return True if what all loss functions of the loop give agrees."""
+    steps = scene.sides(scene.number)
+    calls = [] if steps is None else [call for step in steps for call in step.trace.calls if call.layer == LOOP]
+    # What a function gives whose tensors were not recorded is not known.
+    return all(map(_agrees, outputs)) and sum(c.function in ROLES for c in calls) <= 2 * len(outputs)
 
 
 def _is_used_otherwise(scene: DiffContext, calls: Both[LossCall]) -> bool:

@@ -10,7 +10,8 @@ import numpy as np
 from padiff.compare.diagnose.hypotheses import transforms
 from padiff.compare.diagnose.hypotheses.diff_context import DiffContext, rounding_of, whole_of
 from padiff.compare.diagnose.hypotheses.hypothesis import NUMBERS, Hypothesis, Prediction
-from padiff.records import Both, Cause
+from padiff.records import Both, Cause, Record, Step
+from padiff.system.frames import Frame
 
 # Count of steps before and after this one whose samples are compared.
 _AROUND = 6
@@ -34,6 +35,7 @@ def hypotheses(scene: DiffContext) -> Iterator[Hypothesis | Cause]:
     if not all(np.isfinite(side).all() for side in sides):
         return
     rounding, limit = rounding_of(pair), scene.limit(pair)
+    yield from _of_other_networks(scene, sides)
     yield from _numbered_otherwise(scene, sides)
     yield from _orders(scene, sides, rounding, limit)
     yield from _mixed(scene, sides, rounding, limit)
@@ -53,6 +55,38 @@ def hypotheses(scene: DiffContext) -> Iterator[Hypothesis | Cause]:
         )
         yield transforms.hypothesis(transform, _HEAD, "input", pair.anchor.site, tuple(few), rounding, limit)
     yield from _moved(scene, sides, rounding)
+
+
+def _of_other_networks(scene: DiffContext, sides: Both[np.ndarray]) -> Iterator[Cause]:
+    """Yield the cause that the candidate calls one network where the reference calls another one: of a network and its
+    target, one for the other.
+    """
+    steps, anchor = scene.sides(scene.number), scene.diff.pair.anchor
+    record = scene.diff.pair.candidate
+    if steps is None or record is None or sides.candidate.size < 2 or not sides.candidate.any():
+        return
+    partners = {pair.reference.path: pair.candidate.path for pair in scene.alignment.pairs}
+    inputs = steps.map(lambda step: [each for each in step.records if each.stage == "input"])
+    for other in inputs.reference:
+        partner = partners.get(other.layer)
+        if other.layer == anchor.layer or partner is None or other.shape != sides.reference.shape:
+            continue
+        called = Both(other.layer, partner).zip(inputs)
+        times = called.map(lambda side: len({each.call for each in side[1] if each.layer == side[0]}))
+        if times.candidate >= times.reference or not np.array_equal(other.value, sides.candidate):
+            continue
+        text = f"the candidate calls `{record.layer}` where the reference calls `{other.layer}`, with the same input"
+        counts = f"`{partner}` is called {times.candidate} times for the reference's {times.reference}"
+        lines = steps.zip(Both(other, record)).map(lambda side: _line(*side))
+        yield Cause("other_network", text, True, f"the values are equal, and {counts}", lines=lines)
+        return
+
+
+def _line(step: Step, record: Record) -> Frame | None:
+    """Return the line that calls a layer with an input."""
+    site = record.layer, record.call
+    stacks = (call.stack for call in step.trace.calls if not call.function and (call.layer, call.call) == site)
+    return next((stack[-1] for stack in stacks if stack), None)
 
 
 def _numbered_otherwise(scene: DiffContext, sides: Both[np.ndarray]) -> Iterator[Cause]:

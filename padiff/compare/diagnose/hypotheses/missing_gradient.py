@@ -112,6 +112,10 @@ def interval_cause(scene: DiffContext) -> Cause | None:
     most = updates.map(lambda counts: max(counts.values()))
     calls = now.map(lambda step: step.micro_batches)
     is_counted = most.reference != most.candidate and (not is_first or pair.stage == "input")
+    # Weights that agree where the step begins, and are updated within it.
+    called = pair.sides.map(lambda record: record.layer if record else "").zip(updates)
+    owned = called.map(lambda side: max((n for (layer, _), n in side[1].items() if layer == side[0]), default=0))
+    is_counted = is_counted or (pair.stage == "forward" and owned.reference != owned.candidate and all(owned))
     if not is_missing and calls.reference == calls.candidate and not is_counted:
         return None
     slices = (pair.map(lambda parts: parts[0]) for pair in scene.alignment.parameters)
