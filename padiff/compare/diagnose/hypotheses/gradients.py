@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import product
 
 import numpy as np
 
@@ -25,7 +26,8 @@ from padiff.compare.diagnose.hypotheses.diff_context import (
 from padiff.compare.diagnose.hypotheses.hypothesis import Hypothesis, Prediction
 from padiff.model import equivalents
 from padiff.pair.joined_calls import calls_of, is_joined
-from padiff.records import LOOP, SIDES, Both, Cause, Diff, Pair, Record, Step
+from padiff.records import LOOP, ROOT, SIDES, Both, Cause, Diff, Pair, Record, Step, TracedCall
+from padiff.system.frames import Frame
 from padiff.system.terminal import first_few
 
 #: Most elements of a gradient that are compared.
@@ -362,7 +364,49 @@ def _ratios(scene: DiffContext, gradients: Gradients, what: str) -> Iterator[Hyp
                 side = "candidate" if hypothesis.sentence.endswith("reference") else "reference"
                 text = f"{text}: a loss scale, in gradients that the {side} clips before it undoes the scale"
                 hypothesis = replace(hypothesis, sentence=text)
-            yield replace(hypothesis, kind="gradient_scale", changes=changes, telling=False)
+            hypothesis = replace(hypothesis, kind="gradient_scale", changes=changes, telling=False)
+            written = _written(scene, transforms.ratio_of(tensors))
+            if written is not None:
+                text, lines = written
+                text = f"{hypothesis.sentence}: {text}"
+                hypothesis = replace(hypothesis, sentence=text, telling=True, lines=lines)
+            yield hypothesis
+
+
+def _written(scene: DiffContext, ratio: float | None) -> tuple[str, Both[Frame | None]] | None:
+    """Return the numbers by which both sides' code of a layer scales, as text, and their lines; `None` unless one
+    number of the candidate's code is such a multiple of one of the reference's.
+
+    Weights that begin as zeros, such as LoRA's, hide a scale from the outputs of the first step.
+    """
+    steps, sides = scene.sides(scene.number), scene.diff.pair.sides
+    if steps is None or ratio is None or None in [*sides]:
+        return None
+    paths = sides.map(lambda record: "" if record is None else record.layer)
+    factors = steps.zip(paths).map(lambda side: dict(_factors(*side)))
+    matches = [
+        (here, there)
+        for here, there in product(*factors)
+        if math.isclose(there, ratio * here, rel_tol=transforms.NEAR)
+        and not any(math.isclose(here, other) for other in factors.candidate)
+        and not any(math.isclose(there, other) for other in factors.reference)
+    ]
+    if len(matches) != 1:
+        return None
+    (here, there) = matches[0]
+    calls = Both(factors.reference[here], factors.candidate[there])
+    text = f"in the candidate, {calls.candidate.function}() in `{paths.candidate}` scales by {there:.6g}"
+    lines = calls.map(lambda call: call.stack[-1] if call.stack else None)
+    return f"{text} for the reference's {here:.6g}", lines
+
+
+def _factors(step: Step, path: str) -> Iterator[tuple[float, TracedCall]]:
+    """Yield the numbers by which calls in a layer, or in the layer above it, scale."""
+    for call in step.trace.calls:
+        numbers = [float(value) for value in call.arguments.values() if type(value) in (int, float)]
+        near = call.layer == path or call.layer == (path.rpartition(".")[0] or ROOT)
+        if near and call.function in ("mul", "div") and len(numbers) == 1 and numbers[0]:
+            yield numbers[0] if call.function == "mul" else 1 / numbers[0], call
 
 
 def _with_one_ratio(tensors: Sequence[Prediction]) -> list[Prediction]:
