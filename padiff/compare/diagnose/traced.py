@@ -458,7 +458,8 @@ def given_otherwise(calls: Both[TracedCall], axes: Both[int]) -> bool:
         calls: the call of the reference and the call of the candidate.
         axes: the number of axes of the first tensor of each call, to count negative axes from the front.
     """
-    reference, candidate = calls.zip(axes).map(lambda side: _canonical(*side))
+    counted = axes if axes.reference == axes.candidate else Both(0, 0)  # else an axis is the same as it is written
+    reference, candidate = calls.zip(counted).map(lambda side: _canonical(*side))
     return any(
         name not in reference or name not in candidate or not _equal(reference[name], candidate[name])
         for name in {*reference, *candidate}

@@ -53,7 +53,13 @@ GROUPS: Mapping[str, tuple[Group, ...]] = {
         optimizers.hypotheses,
         unowned_weights.unrecorded,
     ),
-    "forward": (loss_code.hypotheses, code_edits.hypotheses, averages.within_step, outputs.hypotheses),
+    "forward": (
+        loss_code.hypotheses,
+        code_edits.hypotheses,
+        averages.within_step,
+        unowned_weights.clamped_within_step,
+        outputs.hypotheses,
+    ),
     "loss": (loss_code.hypotheses, loss_schedule.hypotheses, gradients.backward_hypotheses),
     "backward": (
         missing_gradient.not_detached,

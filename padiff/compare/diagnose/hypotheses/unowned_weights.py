@@ -134,6 +134,39 @@ def _weights(scene: DiffContext, steps: Sequence[int]) -> Iterator[_Weight]:
         yield _Weight(place, now, tuple(earlier), expected, noise, is_elements(pair), scene.limit(pair))
 
 
+# Least number of elements at a limit, and their least share.
+_AT_LIMIT, _SHARE_AT_LIMIT = 3, 0.02
+
+
+def clamped_within_step(scene: DiffContext) -> Iterator[Cause]:
+    """Yield the cause of other weights in a later call of a step that the loops clamp them to other limits in between.
+
+    The weights of the next step show the limits: many elements have the largest absolute value.
+    """
+    anchor = scene.diff.pair.anchor
+    places = scene.pairs(scene.number + 1, "weight").items() if anchor.call and anchor.stage == "forward" else ()
+    for sides in (whole_of(pair) for place, pair in places if place[0] == anchor.layer):
+        limits = None if sides is None else sides.map(_limit_of)
+        if limits is None or limits.reference == limits.candidate:
+            continue
+        text = " for the reference's ".join(f"to {limit:.6g}" if limit else "not at all" for limit in (*limits,)[::-1])
+        yield Cause(
+            "weights_clamped",
+            f"the candidate's loop clamps the weights of its models between the calls {text}",
+            all(limits),
+            "many weights of the next step have these largest values",
+        )
+        return
+
+
+def _limit_of(values: np.ndarray) -> float:
+    """Return the largest absolute value if many elements have it; else 0."""
+    sizes = np.abs(values)
+    largest = float(sizes.max(initial=0.0))
+    count = int((sizes == largest).sum())
+    return transforms.round_limit(largest) if count >= max(_AT_LIMIT, _SHARE_AT_LIMIT * sizes.size) else 0.0
+
+
 def _left_alone(weights: Sequence[_Weight], side: str) -> bool:
     """Return True if a side's weights are the sums of the weights and updates of the step before."""
     return all(
