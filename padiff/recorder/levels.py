@@ -174,13 +174,18 @@ class Levels(dict[tuple[str, str], str]):
         return level
 
 
+# Number of recorded steps in which functions are traced.
+_TRACED = 2
+
+
 class LevelsOfSteps:
     """The levels of each due step; in some steps full tensors are due or requested in place of sketches.
 
     Args:
         detail: the levels requested by the user.
-        functions: True to trace functions in the first recorded step and in requested steps, and to record small
-            tensors of the first recorded step in full.
+        functions: True to trace functions in the first two recorded steps and in requested steps, and to record small
+            tensors of these two in full. What depends on the number of a step, such as a temperature, shows first in
+            the second one.
         budget: bytes that ``auto`` may record in full.
 
     Attributes:
@@ -198,7 +203,9 @@ class LevelsOfSteps:
         self._full_share = 0.0 if self._full is None or self._full.steps is not None else 1 / self._full.every
         self._requests: Requests | None = None
         self._usual, self._kept = Levels(detail), Levels(detail, auto=_KEPT)
-        self._wanted = self._first = self.functions = functions
+        self._wanted = self.functions = functions
+        #: Number of the next recorded steps in which functions are traced.
+        self._traced = _TRACED if functions else 0
 
     def listen(self, run: AnyPath | None) -> None:
         """Start to read requests for full tensors from the run folder."""
@@ -234,15 +241,15 @@ class LevelsOfSteps:
             full: True to record tensors in full that are sketched in other steps.
         """
         zoomed = self._requests.due(step) if self._requests is not None else None
-        self.functions = self._first or (self._wanted and bool(zoomed))
+        self.functions = self._traced > 0 or (self._wanted and bool(zoomed))
         if full or (self._full is not None and self._full.due(step)):
             return Levels(self._detail, full=True)
         if self._keeping and not self._largest and self.spent < self.budget:
-            return Levels(self._detail, zoomed or False, SMALL if self._first else SKETCH, self._of_first())
-        if self._first:
-            return Levels(self._detail, zoomed or False, SMALL)
-        if self.keeping:
+            return Levels(self._detail, zoomed or False, SMALL if self._traced else SKETCH, self._of_first())
+        if self.keeping and self._begun:
             return self._kept
+        if self._traced:
+            return Levels(self._detail, zoomed or False, SMALL)
         return Levels(self._detail, full=zoomed) if zoomed else self._usual
 
     def _of_first(self) -> Mapping[str, str]:
@@ -260,7 +267,7 @@ class LevelsOfSteps:
             step: the recorded step.
             steps: number of steps that will be recorded, if known.
         """
-        has_begun, self._begun, self._first = self._begun, True, False
+        has_begun, self._begun, self._traced = self._begun, True, max(self._traced - 1, 0)
         if has_begun and not self.keeping:
             return ""
         values = bytes_of(step)
