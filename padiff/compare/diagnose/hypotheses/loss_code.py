@@ -119,6 +119,10 @@ class _Case(Case):
         return replace(base, predict=predict, what="numbers", code=base.telling, free=free)
 
 
+# Number of the first steps among which the last one with known code is looked for.
+_TRACED = 4
+
+
 def hypotheses(scene: DiffContext) -> Iterator[Hypothesis]:
     """Yield hypotheses on a first diff in the loss or in the gradient of an output, if the loop's calls are traced."""
     steps = scene.sides(scene.number)
@@ -266,8 +270,10 @@ def code_cause(scene: DiffContext, ends: Both[int] | None = None) -> Cause | Non
         ends: the tensors that differ, by their numbers in the traces, if these are others.
     """
     steps, place = scene.sides(scene.number), scene.place
-    if scene.stage == "weight" or steps is None or not all(step.trace.functions for step in steps):
+    if scene.stage == "weight" or steps is None:
         return None  # a weight differs before any call
+    if not all(step.trace.functions for step in steps):
+        return _without_effect(scene) if scene.stage in ("loss", "backward") else None
     graphs = graphs_of(steps, scene.runs.map(lambda run: run.info))
     noted = graphs.map(lambda graph: _all_noted(graph, "backward") or _all_noted(graph, GRAD))
     fewest = min(noted.map(len))
@@ -297,6 +303,34 @@ def code_cause(scene: DiffContext, ends: Both[int] | None = None) -> Cause | Non
     if scene.stage == "grad":
         return _other_uses(scene, graphs)
     return _other_backward(scene, graphs) if scene.stage == "backward" else None
+
+
+def _without_effect(scene: DiffContext) -> Cause | None:
+    """Return the cause that the losses have another number, which has no effect in the last step whose code is known;
+    `None` unless there is one such number.
+    """
+    numbers_before = [number for number in scene.numbers if number < scene.number][:_TRACED]
+    for number in reversed(numbers_before):
+        steps = scene.sides(number)
+        if steps is None or not all(step.trace.functions for step in steps):
+            continue
+        infos = scene.runs.map(lambda run: run.info)
+        graphs = graphs_of(steps, infos)
+        sheets = Both(*(sheet_of(*side, frozenset()) for side in zip(graphs, steps, infos)))
+        surplus = sheets.reference is None
+        sheet, other = sheets.swapped(surplus)
+        if sheet is None:
+            return None
+        loss = sheet.formula.values[sheet.formula.end]
+        edits = {edit.text: edit for edit in read_numbers(sheet, other or graphs.swapped(surplus).candidate, surplus)}
+        made = [(edit, sheet.formula.changed(edit.changes)) for edit in edits.values()]
+        idle = [edit for edit, value in made if value is not None and np.array_equal(value, loss)]
+        if len(idle) != 1:
+            return None
+        text = idle[0].text if surplus else f"in the candidate, {idle[0].text}"
+        lines = Both(sheet.line(idle[0].at), None).swapped(surplus)
+        return Cause(idle[0].kind, f"{text}, which has no effect in step {number}, whose code is known", lines=lines)
+    return None
 
 
 def _other_uses(scene: DiffContext, graphs: Both[Graph]) -> Cause | None:
