@@ -267,6 +267,8 @@ def _grad(ratio: float | None, step: Sequence[Diff]) -> Cause:
         return Cause("gradient_apart", text)
     if ratio is not None:
         return Cause("gradient_scale", f"the gradient is {times(ratio)}")
+    if not any(d.pair.stage == "backward" for d in step):
+        return _unknown("no gradient of an output is recorded: the cause lies in the code up to the backward, or after it")
     return _unknown("gradients of outputs agree: the cause lies between the backward and the optimizer")
 
 
@@ -387,6 +389,27 @@ def _other_operand(place: Place, calls: Both[TracedCall]) -> Cause:
         text = f"other samples, or other random numbers: {goes_in}"
         return Cause("other_numbers", text, lines=calls.map(lambda call: call.line))
     return Cause("other_batch", f"other batches: other samples, as {goes_in}")
+
+
+def exchanged_inputs(place: Place) -> Cause | None:
+    """Return the cause that a layer takes another input of the model than the reference's does; else `None`."""
+    if not place.is_given or place.graphs is None or place.ends is None:
+        return None
+    calls = place.graphs.map(lambda graph: graph.layers[ROOT, place.diff.pair.anchor.call])
+    slots = calls.zip(place.ends).map(lambda side: [k for k, o in enumerate(side[0].inputs) if o.tensor == side[1]][0])
+    names = calls.zip(slots).map(lambda side: side[0].inputs[side[1]].slot.removeprefix("input."))
+    counts = calls.map(lambda call: len(call.inputs))
+    if counts.reference != counts.candidate or slots.reference == slots.candidate:
+        return None
+    other = place.graphs.candidate.values(calls.candidate.inputs[slots.reference].tensor)
+    expected = place.graphs.reference.values(place.ends.reference)
+    if other is None or expected is None or not np.array_equal(other, expected):
+        return None
+    text = (
+        f"`{place.diff.pair.anchor.layer}` takes the model's input {slots.candidate + 1} (`{names.candidate}`), in the "
+        f"reference input {slots.reference + 1} (`{names.reference}`): inputs are exchanged"
+    )
+    return Cause("inputs_exchanged", text, True, "the inputs of the model agree, each with its partner")
 
 
 def where_in_code(place: Place, excluded: tuple[str, ...] = ()) -> Cause | None:

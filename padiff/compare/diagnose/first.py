@@ -12,7 +12,7 @@ import numpy as np
 
 from padiff.align import Alignment
 from padiff.compare.coverage import first_failed, ranks_of
-from padiff.compare.diagnose.causes import guess, recorded_cause, where_in_code
+from padiff.compare.diagnose.causes import exchanged_inputs, guess, recorded_cause, where_in_code
 from padiff.compare.diagnose.hypotheses import missing_gradient
 from padiff.compare.diagnose.hypotheses.diff_context import DiffContext, whole_of
 from padiff.compare.diagnose.hypotheses.engine import Finding, explain
@@ -565,8 +565,10 @@ def _cause(scene: DiffContext, step: Sequence[Diff], place: Place, evidence: Evi
         if compute and surplus is None and cause.kind == "loss_scale" and not cause.proven:
             return _with_code(cause, scene)
         return surplus or cause
+    if (exchanged := exchanged_inputs(place)) is not None:
+        return exchanged
     if place.between:
-        scene = replace(scene, diff=place.diff)
+        scene = replace(scene, diff=_given(place.diff) if place.is_given else place.diff)
     computed = explain(scene) if compute and diff.pair.complete else Finding()
     recorded = recorded_cause(diff, step, alignment, declared, place, scene.frameworks.candidate)
     proven = computed.cause is not None and computed.cause.proven
@@ -627,6 +629,12 @@ def _cause(scene: DiffContext, step: Sequence[Diff], place: Place, evidence: Evi
         cause = _with_code(cause, scene, computed.excluded)
     cause = cause or where_in_code(place, computed.excluded)
     return cause or guess(diff, step, alignment, computed.excluded)
+
+
+def _given(diff: Diff) -> Diff:
+    """Return the diff of an input of a layer inside, which is the model's, as one of the model's input."""
+    sides = diff.pair.sides.map(lambda record: record and replace(record, stage="input"))
+    return replace(diff, pair=replace(diff.pair, reference=sides.reference, candidate=sides.candidate))
 
 
 def _with_code(cause: Cause | None, scene: DiffContext, excluded: tuple[str, ...] = ()) -> Cause | None:

@@ -118,6 +118,15 @@ class Place:
         reference = self.diff.pair.reference
         return self.inside is False or (reference is not None and is_below(self.last_agreeing, reference.layer))
 
+    @property
+    def is_given(self) -> bool:
+        """Return True if the tensors that differ are what the loop calls the models with, handed on as they are."""
+        if self.inside is not False or self.graphs is None or self.ends is None:
+            return False
+        calls = self.graphs.map(lambda graph: graph.layers.get((ROOT, self.diff.pair.anchor.call)))
+        given = calls.map(lambda call: set() if call is None else {operand.tensor for operand in call.inputs})
+        return all(tensor in tensors for tensor, tensors in zip(self.ends, given))
+
 
 def place_of_diff(
     diff: Diff, step: Sequence[Diff], steps: Both[Step] | None, infos: Both[RunInfo], policy: Policy

@@ -10,7 +10,7 @@ import numpy as np
 from padiff.compare.diagnose.hypotheses import transforms
 from padiff.compare.diagnose.hypotheses.diff_context import DiffContext, rounding_of, whole_of
 from padiff.compare.diagnose.hypotheses.hypothesis import NUMBERS, Hypothesis, Prediction
-from padiff.records import Both, Cause, Record, Step
+from padiff.records import SIDES, Both, Cause, Record, Step
 from padiff.system.frames import Frame
 
 # Count of steps before and after this one whose samples are compared.
@@ -95,6 +95,8 @@ def _numbered_otherwise(scene: DiffContext, sides: Both[np.ndarray]) -> Iterator
     if not _ids(sides.reference, dtype).size:
         return
     batches = [near.map(lambda side: _ids(side, dtype).ravel()) for *_, near in _of_near_steps(scene)]
+    if not batches:
+        return
     ids = Both(*map(np.concatenate, zip(*batches)))
     if ids.reference.size != ids.candidate.size:
         return
@@ -214,7 +216,23 @@ def _orders(scene: DiffContext, sides: Both[np.ndarray], rounding: float, limit:
         yield transforms.hypothesis(transform, _HEAD, "input", site, tuple(sides), rounding, limit)
     else:
         near = list(_of_other_steps(scene, sides, rounding, limit))
-        yield from near or _of_the_run(scene, sides.candidate)
+        yield from near or list(_of_the_run(scene, sides.candidate)) or _evaluated(scene)
+
+
+def _evaluated(scene: DiffContext) -> Iterator[Cause]:
+    """Yield the cause that one loop evaluates before this step, and the other does not: its batches move on."""
+    steps = scene.sides(scene.number)
+    if steps is None:
+        return
+    times = steps.map(lambda step: sum(each.calls for each in step.evaluations))
+    if times.reference == times.candidate or all(times):
+        return
+    side, other = SIDES if times.reference else SIDES.swapped()
+    text = (
+        f"the {side}'s loop evaluates in this step ({max(times)} calls), the {other}'s does not: what evaluation draws "
+        "from the same random numbers, or takes from the same loader, training gets no more"
+    )
+    yield Cause("evaluation", text)
 
 
 def _of_other_steps(scene: DiffContext, sides: Both[np.ndarray], rounding: float, limit: float) -> Iterator[Hypothesis]:

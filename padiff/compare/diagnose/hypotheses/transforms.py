@@ -17,6 +17,7 @@ from padiff.compare.diagnose.hypotheses.diff_context import DiffContext
 from padiff.compare.diagnose.hypotheses.hypothesis import Hypothesis, Prediction
 from padiff.errors import PadiffError
 from padiff.records import Both, Record, RunInfo, Step, is_of_loss, loss_role, settings_at
+from padiff.system.terminal import first_few
 
 # Rounding error of a few operations, in rounding units of a number.
 _OPERATIONS = 8.0
@@ -186,6 +187,8 @@ def _key(row: np.ndarray) -> bytes:
 
 # Largest share of a constant that the rounding of its mean leaves to a scale, in float64.
 _NOTHING = 1e-9
+# Largest distance of a scale from 1, and of an offset from 0, that rounding leaves.
+_SAME = 1e-6
 
 
 # -- another scale -------------------------------------------------------------------------------------------------
@@ -208,6 +211,14 @@ def affine(reference: np.ndarray, candidate: np.ndarray) -> Iterator[Transform]:
             if not lines[:, 0].any():
                 continue  # constants, which follow from no reference
             shape = [-1 if k == axis else 1 for k in range(reference.ndim)]
+            zeros = lines[:, 0] == 0.0
+            kept = (np.abs(lines - [1.0, 0.0]) <= _SAME).all(1)
+            if zeros.any() and (kept | (zeros & (np.abs(lines[:, 1]) <= _SAME))).all():
+                where = first_few([str(k) for k in np.flatnonzero(zeros)], 4)
+                text = f"the reference's, and zero at {where} of axis {axis}"
+                make = partial(_line_of, factors=kept.astype(float).reshape(shape), offsets=0.0)
+                yield Transform("zeroed", "zeros", text, make, int(zeros.sum()), 2, 3)
+                continue
             factors, offsets = lines[:, 0].reshape(shape), lines[:, 1].reshape(shape)
             text = f"scaled and offset by channel (axis {axis}): {_lines_text(lines)}"
             make = partial(_line_of, factors=factors, offsets=offsets)
@@ -223,7 +234,7 @@ def affine(reference: np.ndarray, candidate: np.ndarray) -> Iterator[Transform]:
             )
 
 
-def _line_of(values: np.ndarray, factors: np.ndarray, offsets: np.ndarray) -> np.ndarray:
+def _line_of(values: np.ndarray, factors: np.ndarray, offsets: np.ndarray | float) -> np.ndarray:
     return np.asarray(values * factors + offsets)
 
 
