@@ -268,7 +268,9 @@ def _grad(ratio: float | None, step: Sequence[Diff]) -> Cause:
     if ratio is not None:
         return Cause("gradient_scale", f"the gradient is {times(ratio)}")
     if not any(d.pair.stage == "backward" for d in step):
-        return _unknown("no gradient of an output is recorded: the cause lies in the code up to the backward, or after it")
+        return _unknown(
+            "no gradient of an output is recorded: the cause lies in the code up to the backward, or after it"
+        )
     return _unknown("gradients of outputs agree: the cause lies between the backward and the optimizer")
 
 
@@ -396,14 +398,14 @@ def exchanged_inputs(place: Place) -> Cause | None:
     if not place.is_given or place.graphs is None or place.ends is None:
         return None
     calls = place.graphs.map(lambda graph: graph.layers[ROOT, place.diff.pair.anchor.call])
-    slots = calls.zip(place.ends).map(lambda side: [k for k, o in enumerate(side[0].inputs) if o.tensor == side[1]][0])
+    slots = calls.zip(place.ends).map(lambda side: [operand.tensor for operand in side[0].inputs].index(side[1]))
     names = calls.zip(slots).map(lambda side: side[0].inputs[side[1]].slot.removeprefix("input."))
     counts = calls.map(lambda call: len(call.inputs))
     if counts.reference != counts.candidate or slots.reference == slots.candidate:
         return None
-    other = place.graphs.candidate.values(calls.candidate.inputs[slots.reference].tensor)
+    partner = place.graphs.candidate.values(calls.candidate.inputs[slots.reference].tensor)
     expected = place.graphs.reference.values(place.ends.reference)
-    if other is None or expected is None or not np.array_equal(other, expected):
+    if partner is None or expected is None or not np.array_equal(partner, expected):
         return None
     text = (
         f"`{place.diff.pair.anchor.layer}` takes the model's input {slots.candidate + 1} (`{names.candidate}`), in the "

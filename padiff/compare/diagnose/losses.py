@@ -31,7 +31,7 @@ from padiff.compare.diagnose.place import graphs_of
 from padiff.compare.judge.drift import was_excused
 from padiff.compare.measure.operands import operands
 from padiff.errors import RunFolderError, SketchOnlyError
-from padiff.frameworks.catalog import ROLES
+from padiff.frameworks.catalog import is_loss as is_loss_function
 from padiff.frameworks.settings import conventions_of
 from padiff.records import (
     LOOP,
@@ -396,7 +396,7 @@ def _all_agree(scene: DiffContext, outputs: Sequence[Diff]) -> bool:
     steps = scene.sides(scene.number)
     calls = [] if steps is None else [call for step in steps for call in step.trace.calls if call.layer == LOOP]
     # What a function gives whose tensors were not recorded is not known.
-    return all(map(_agrees, outputs)) and sum(c.function in ROLES for c in calls) <= 2 * len(outputs)
+    return all(map(_agrees, outputs)) and sum(is_loss_function(c.function) for c in calls) <= 2 * len(outputs)
 
 
 def _is_used_otherwise(scene: DiffContext, calls: Both[LossCall]) -> bool:

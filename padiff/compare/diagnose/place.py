@@ -124,8 +124,8 @@ class Place:
         if self.inside is not False or self.graphs is None or self.ends is None:
             return False
         calls = self.graphs.map(lambda graph: graph.layers.get((ROOT, self.diff.pair.anchor.call)))
-        given = calls.map(lambda call: set() if call is None else {operand.tensor for operand in call.inputs})
-        return all(tensor in tensors for tensor, tensors in zip(self.ends, given))
+        inputs = calls.map(lambda call: set() if call is None else {operand.tensor for operand in call.inputs})
+        return all(tensor in tensors for tensor, tensors in zip(self.ends, inputs))
 
 
 def place_of_diff(

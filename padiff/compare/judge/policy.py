@@ -54,7 +54,7 @@ def confirmed(
     diffs: StepDiffs,
     losses: Collection[tuple[str, int]] = (),
     forms: bool = True,
-    known: Mapping[Site, Form] = MappingProxyType({}),
+    earlier: Mapping[Site, Form] = MappingProxyType({}),
 ) -> StepDiffs:
     """Return a step's judged diffs, with harmless differences in arguments and results of loss functions passed.
 
@@ -65,11 +65,11 @@ def confirmed(
     Args:
         losses: slots and calls of the tensors that agreed in the first step.
         forms: True to pass outputs that the losses take in another form, too; not where a user defines equality.
-        known: tensors that both sides write in different ways, as earlier steps showed.
+        earlier: tensors that both sides write in different ways, as earlier steps showed.
     """
     if diffs.passed:
         return diffs
-    diffs = _with_known(diffs, known)
+    diffs = _with_earlier_forms(diffs, earlier)
     diffs = _with_prepared(diffs)
     if forms:
         diffs = _with_scales(_with_forms(_with_inputs(diffs)))
@@ -104,12 +104,12 @@ def confirmed(
     )
 
 
-def _with_known(diffs: StepDiffs, known: Mapping[Site, Form]) -> StepDiffs:
+def _with_earlier_forms(diffs: StepDiffs, earlier: Mapping[Site, Form]) -> StepDiffs:
     """Pass what both sides write in different ways since an earlier step: a fault of this step shows elsewhere."""
-    judged = list(diffs) if known else []
-    for place in np.flatnonzero(~diffs.rows["passed"] & diffs.measured).tolist() if known else []:
-        form = known.get(site_of(judged[place]))
-        if form is None or is_loss(judged[place].pair.anchor) and form.rule is not Rule.SCALED:
+    judged = list(diffs) if earlier else []
+    for place in np.flatnonzero(~diffs.rows["passed"] & diffs.measured).tolist() if earlier else []:
+        form = earlier.get(site_of(judged[place]))
+        if form is None or (is_loss(judged[place].pair.anchor) and form.rule is not Rule.SCALED):
             continue
         if form.rule is Rule.GIVEN_OTHERWISE and not _is_same_in_another_form(judged[place]):
             continue

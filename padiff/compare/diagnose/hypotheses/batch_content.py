@@ -67,17 +67,19 @@ def _of_other_networks(scene: DiffContext, sides: Both[np.ndarray]) -> Iterator[
         return
     partners = {pair.reference.path: pair.candidate.path for pair in scene.alignment.pairs}
     inputs = steps.map(lambda step: [each for each in step.records if each.stage == "input"])
-    for other in inputs.reference:
-        partner = partners.get(other.layer)
-        if other.layer == anchor.layer or partner is None or other.shape != sides.reference.shape:
+    for elsewhere in inputs.reference:
+        partner = partners.get(elsewhere.layer)
+        if elsewhere.layer == anchor.layer or partner is None or elsewhere.shape != sides.reference.shape:
             continue
-        called = Both(other.layer, partner).zip(inputs)
+        called = Both(elsewhere.layer, partner).zip(inputs)
         times = called.map(lambda side: len({each.call for each in side[1] if each.layer == side[0]}))
-        if times.candidate >= times.reference or not np.array_equal(other.value, sides.candidate):
+        if times.candidate >= times.reference or not np.array_equal(elsewhere.value, sides.candidate):
             continue
-        text = f"the candidate calls `{record.layer}` where the reference calls `{other.layer}`, with the same input"
+        text = (
+            f"the candidate calls `{record.layer}` where the reference calls `{elsewhere.layer}`, with the same input"
+        )
         counts = f"`{partner}` is called {times.candidate} times for the reference's {times.reference}"
-        lines = steps.zip(Both(other, record)).map(lambda side: _line(*side))
+        lines = steps.zip(Both(elsewhere, record)).map(lambda side: _line(*side))
         yield Cause("other_network", text, True, f"the values are equal, and {counts}", lines=lines)
         return
 
@@ -215,8 +217,8 @@ def _orders(scene: DiffContext, sides: Both[np.ndarray], rounding: float, limit:
         site = scene.diff.pair.anchor.site
         yield transforms.hypothesis(transform, _HEAD, "input", site, tuple(sides), rounding, limit)
     else:
-        near = list(_of_other_steps(scene, sides, rounding, limit))
-        yield from near or list(_of_the_run(scene, sides.candidate)) or _evaluated(scene)
+        near: list[Hypothesis | Cause] = [*_of_other_steps(scene, sides, rounding, limit)]
+        yield from near or [*_of_the_run(scene, sides.candidate)] or _evaluated(scene)
 
 
 def _evaluated(scene: DiffContext) -> Iterator[Cause]:

@@ -395,9 +395,12 @@ def _written(scene: DiffContext, ratio: float | None) -> tuple[str, Both[Frame |
         return None
     (here, there) = matches[0]
     calls = Both(factors.reference[here], factors.candidate[there])
-    text = f"in the candidate, {calls.candidate.function}() in `{paths.candidate}` scales by {there:.6g}"
+    text = (
+        f"in the candidate, {calls.candidate.function}() in `{paths.candidate}` scales by {there:.6g} for the "
+        f"reference's {here:.6g}"
+    )
     lines = calls.map(lambda call: call.stack[-1] if call.stack else None)
-    return f"{text} for the reference's {here:.6g}", lines
+    return text, lines
 
 
 def _factors(step: Step, path: str) -> Iterator[tuple[float, TracedCall]]:

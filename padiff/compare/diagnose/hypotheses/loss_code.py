@@ -318,13 +318,13 @@ def _without_effect(scene: DiffContext) -> Cause | None:
         graphs = graphs_of(steps, infos)
         sheets = Both(*(sheet_of(*side, frozenset()) for side in zip(graphs, steps, infos)))
         surplus = sheets.reference is None
-        sheet, other = sheets.swapped(surplus)
+        sheet, partner = sheets.swapped(surplus)
         if sheet is None:
             return None
         loss = sheet.formula.values[sheet.formula.end]
-        edits = {edit.text: edit for edit in read_numbers(sheet, other or graphs.swapped(surplus).candidate, surplus)}
-        made = [(edit, sheet.formula.changed(edit.changes)) for edit in edits.values()]
-        idle = [edit for edit, value in made if value is not None and np.array_equal(value, loss)]
+        edits = {edit.text: edit for edit in read_numbers(sheet, partner or graphs.swapped(surplus).candidate, surplus)}
+        values = ((edit, sheet.formula.changed(edit.changes)) for edit in edits.values())
+        idle = [edit for edit, value in values if value is not None and np.array_equal(value, loss)]
         if len(idle) != 1:
             return None
         text = idle[0].text if surplus else f"in the candidate, {idle[0].text}"

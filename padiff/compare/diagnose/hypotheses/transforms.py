@@ -212,11 +212,11 @@ def affine(reference: np.ndarray, candidate: np.ndarray) -> Iterator[Transform]:
                 continue  # constants, which follow from no reference
             shape = [-1 if k == axis else 1 for k in range(reference.ndim)]
             zeros = lines[:, 0] == 0.0
-            kept = (np.abs(lines - [1.0, 0.0]) <= _SAME).all(1)
-            if zeros.any() and (kept | (zeros & (np.abs(lines[:, 1]) <= _SAME))).all():
+            ones = (np.abs(lines - [1.0, 0.0]) <= _SAME).all(1)
+            if zeros.any() and (ones | (zeros & (np.abs(lines[:, 1]) <= _SAME))).all():
                 where = first_few([str(k) for k in np.flatnonzero(zeros)], 4)
                 text = f"the reference's, and zero at {where} of axis {axis}"
-                make = partial(_line_of, factors=kept.astype(float).reshape(shape), offsets=0.0)
+                make = partial(_line_of, factors=ones.astype(float).reshape(shape), offsets=0.0)
                 yield Transform("zeroed", "zeros", text, make, int(zeros.sum()), 2, 3)
                 continue
             factors, offsets = lines[:, 0].reshape(shape), lines[:, 1].reshape(shape)

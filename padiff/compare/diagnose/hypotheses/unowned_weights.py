@@ -149,10 +149,14 @@ def clamped_within_step(scene: DiffContext) -> Iterator[Cause]:
         limits = None if sides is None else sides.map(_limit_of)
         if limits is None or limits.reference == limits.candidate:
             continue
-        text = " for the reference's ".join(f"to {limit:.6g}" if limit else "not at all" for limit in (*limits,)[::-1])
+        texts = limits.map(lambda limit: f"{limit:.6g}" if limit else "no limit")
+        text = (
+            f"the loops clamp the weights between the calls: the candidate to {texts.candidate}, the reference to "
+            f"{texts.reference}"
+        )
         yield Cause(
             "weights_clamped",
-            f"the candidate's loop clamps the weights of its models between the calls {text}",
+            text,
             all(limits),
             "many weights of the next step have these largest values",
         )
