@@ -592,7 +592,22 @@ def recorded_cause(
     if any(place.lone):
         return _lone_input(pair.anchor.layer, place)
     surplus = _surplus(step, alignment) if pair.stage not in ("input", "weight") else ""
-    return Cause("surplus_layers", surplus) if surplus else cause_in_place(place)
+    return Cause("surplus_layers", surplus) if surplus else _other_layer(place, alignment) or cause_in_place(place)
+
+
+def _other_layer(place: Place, alignment: Alignment) -> Cause | None:
+    """Return the cause that the candidate calls another layer than the partner of the reference's; else `None`."""
+    both = None if place.calls is None or place.calls.slots or place.calls.shapes else place.calls.same
+    if both is None or both.reference.function or both.candidate.function:
+        return None
+    partners = {pair.reference.path: pair.candidate.path for pair in alignment.pairs}
+    if partners.get(both.reference.layer) in (None, both.candidate.layer):
+        return None
+    text = (
+        f"the candidate calls `{both.candidate.layer}` where the reference calls `{both.reference.layer}`, with the "
+        "same input"
+    )
+    return Cause("other_network", text, lines=both.map(lambda call: call.line))
 
 
 def guess(diff: Diff, step: Sequence[Diff], alignment: Alignment, excluded: tuple[str, ...]) -> Cause | None:

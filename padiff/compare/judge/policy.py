@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 from typing import Protocol
 
 import numpy as np
@@ -50,12 +49,7 @@ _OFTEN = 4
 _LABELS = frozenset({"input.labels", "input.label"})
 
 
-def confirmed(
-    diffs: StepDiffs,
-    losses: Collection[tuple[str, int]] = (),
-    forms: bool = True,
-    earlier: Mapping[Site, Form] = MappingProxyType({}),
-) -> StepDiffs:
+def confirmed(diffs: StepDiffs, losses: Collection[tuple[str, int]] = (), forms: bool = True) -> StepDiffs:
     """Return a step's judged diffs, with harmless differences in arguments and results of loss functions passed.
 
     Labels that the model receives also pass, if its loss functions receive equal labels: language models of one library
@@ -65,11 +59,9 @@ def confirmed(
     Args:
         losses: slots and calls of the tensors that agreed in the first step.
         forms: True to pass outputs that the losses take in another form, too; not where a user defines equality.
-        earlier: tensors that both sides write in different ways, as earlier steps showed.
     """
     if diffs.passed:
         return diffs
-    diffs = _with_earlier_forms(diffs, earlier)
     diffs = _with_prepared(diffs)
     if forms:
         diffs = _with_scales(_with_forms(_with_inputs(diffs)))
@@ -104,19 +96,20 @@ def confirmed(
     )
 
 
-def _with_earlier_forms(diffs: StepDiffs, earlier: Mapping[Site, Form]) -> StepDiffs:
-    """Pass what both sides write in different ways since an earlier step: a fault of this step shows elsewhere."""
-    judged = list(diffs) if earlier else []
-    for place in np.flatnonzero(~diffs.rows["passed"] & diffs.measured).tolist() if earlier else []:
-        form = earlier.get(site_of(judged[place]))
-        if form is None or (is_loss(judged[place].pair.anchor) and form.rule is not Rule.SCALED):
+def _earlier_forms(judged: StepDiffs, forms: Mapping[Site, Form]) -> dict[int, Rule]:
+    """Return the failed diffs, by position, of what both sides write in different ways since an earlier step."""
+    rules = {}
+    for place in np.flatnonzero(~judged.rows["passed"] & judged.measured).tolist() if forms else []:
+        diff = judged[place]
+        form = forms.get(site_of(diff))
+        if form is None or (is_loss(diff.pair.anchor) and form.rule is not Rule.SCALED):
             continue
-        if form.rule is Rule.GIVEN_OTHERWISE and not _is_same_in_another_form(judged[place]):
+        if form.rule is Rule.GIVEN_OTHERWISE and not _is_same_in_another_form(diff):
             continue
-        if form.rule is Rule.SCALED and not abs(ratio_of(judged[place]) - form.ratio) <= _SCALED * form.ratio:
+        if form.rule is Rule.SCALED and not abs(ratio_of(diff) - form.ratio) <= _SCALED * form.ratio:
             continue
-        judged[place] = written_otherwise(judged[place], form.rule)
-    return diffs.replaced(judged) if judged else diffs
+        rules[place] = form.rule
+    return rules
 
 
 def forms_of(diffs: StepDiffs) -> list[int]:
@@ -475,7 +468,7 @@ class Tolerance:
 
 def judged_together(diffs: StepDiffs, before: Drift = NONE, forms: bool = True) -> StepDiffs:
     """Return a step's individually judged diffs, corrected by rules that need the other diffs; see `confirmed`."""
-    return _missing_fail(_overflows_pass(confirmed(diffs, before.losses, forms, before.forms)))
+    return _missing_fail(_overflows_pass(confirmed(diffs, before.losses, forms)))
 
 
 def _overflows_pass(diffs: StepDiffs) -> StepDiffs:
@@ -563,6 +556,18 @@ class NoisePolicy(ByNoise):
         return f"rounding noise by dtype, stage and drift (relative L2){times}"
 
     def judge(self, diffs: Sequence[Diff], before: Drift = NONE) -> StepDiffs:
+        judged = self._judged(diffs, before)
+        rules = _earlier_forms(judged, before.forms)
+        if not rules:
+            return judged
+        # A fault of this step shows elsewhere, and the difference of the forms excuses no other tensor.
+        rest = iter(self._judged([diff for place, diff in enumerate(diffs) if place not in rules], before))
+        all_judged = [
+            written_otherwise(diff, rules[place]) if place in rules else next(rest) for place, diff in enumerate(judged)
+        ]
+        return judged.replaced(all_judged)
+
+    def _judged(self, diffs: Sequence[Diff], before: Drift) -> StepDiffs:
         with np.errstate(all="ignore"):
             limits = StepLimits(StepDiffs.from_diffs(diffs), self.factor, before)
             return judged_together(without_systematic(limits.judged(), limits.context.start()), before)

@@ -1,0 +1,365 @@
+"""What both sides write in different ways stays so; numbers, calls and inputs in which the code of both differs."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as f
+
+from compare.test_other_kinds import compared, descent, placed, tensor
+from padiff.dump import open_run
+
+
+def cause_of(report):
+    return report.first_diff.cause
+
+
+def verdict(tmp_path, train, steps=6, **options):
+    """Return the first diff of the fault; the clean twin, written in another way, has to match."""
+    clean, fault = compared(tmp_path, train, "reference", "clean", "fault", steps=steps, **options)
+    assert clean.passed, clean.first_diff.message
+    return fault
+
+
+# -- forms that stay -----------------------------------------------------------------------------------------------
+
+
+class Pooled(nn.Module):
+    def __init__(self, way):
+        super().__init__()
+        self.additive, self.emb, self.out = way == "reference", nn.Linear(5, 8), nn.Linear(8, 3)
+
+    def forward(self, x, mask):
+        scores = x.sum(-1)
+        scores = scores + mask if self.additive else scores.masked_fill(~mask, -1e9)
+        return self.out((scores.softmax(-1)[..., None] * self.emb(x)).sum(1))
+
+
+def masks(way):
+    """One author masks with -1e9, the other with True. The fault is another learning rate from step 3 on."""
+    model = Pooled(way)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    rng, number = (yield model, optimizer), 0
+    while True:
+        x, y = tensor(rng, 8, 6, 5), torch.randint(3, (8,), generator=rng)
+        keep = torch.rand(8, 6, generator=rng) < 0.7
+        keep[:, 0] = True
+        mask = torch.where(keep, 0.0, -1e9) if way == "reference" else keep
+        if number == 3:
+            optimizer.param_groups[0]["lr"] = 0.02 if way == "fault" else 0.05
+        loss = f.cross_entropy(model(x, mask), y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        number += 1
+        rng = yield loss
+
+
+def test_masks_in_another_form_stay_so_beside_a_later_fault(tmp_path):
+    fault = verdict(tmp_path, masks)
+    assert placed(fault)[:2] == (3, "update") and cause_of(fault).kind == "learning_rate"
+
+
+class Decoder(nn.Module):
+    def __init__(self, way):
+        super().__init__()
+        self.a, self.b, self.whole = nn.Linear(6, 16), nn.Linear(16, 6), way == "reference"
+
+    def forward(self, x):
+        x = self.b(torch.tanh(self.a(x)))
+        return torch.sigmoid(x) if self.whole else x
+
+
+def decoders(way):
+    """One author's model takes the sigmoid, the other's loss. The fault: from step 2 on other values are decayed."""
+    model = Decoder(way)
+    optimizer = torch.optim.SGD(model.parameters(), 0.5)
+    rng, number = (yield model, optimizer), 0
+    while True:
+        x = torch.rand(8, 6, generator=rng)
+        made = model(x)
+        loss = (f.binary_cross_entropy if way == "reference" else f.binary_cross_entropy_with_logits)(made, x)
+        optimizer.zero_grad()
+        loss.backward()
+        if way == "fault" and number >= 2:
+            model.a.weight.grad *= 2
+        optimizer.step()
+        number += 1
+        rng = yield loss
+
+
+def test_outputs_in_another_form_stay_so_beside_a_later_fault(tmp_path):
+    fault = verdict(tmp_path, decoders)
+    assert placed(fault)[:2] == (2, "grad") and fault.first_diff.candidate == "a"
+
+
+# -- numbers of the code -------------------------------------------------------------------------------------------
+
+
+class Scores(nn.Module):
+    def __init__(self, way):
+        super().__init__()
+        self.way, self.net = way, nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 10))
+
+    def forward(self, x):
+        scores = self.net(x)
+        return scores if self.way == "reference" else scores.reshape(-1, 2, 5).softmax(-1)
+
+
+def projections(way):
+    """A target in the rows that index_add writes, or in one product; the model ends before its softmax, or after it."""
+    model, bins = Scores(way), torch.linspace(-1, 1, 5)
+
+    def loss(rng):
+        x, reward = tensor(rng, 6, 4), torch.rand(6, generator=rng)
+        share = model(x)
+        share = share.view(-1, 2, 5).softmax(-1) if way == "reference" else share
+        at = reward[:, None] + (0.8 if way == "fault" else 0.9) * bins
+        place = (at.clamp(-1, 1) + 1) / 0.5
+        if way == "reference":
+            low, target = place.floor().clamp(0, 3).long(), torch.zeros(6, 5)
+            for row in range(6):
+                target[row].index_add_(0, low[row], 0.2 * (low[row] + 1 - place[row]))
+                target[row].index_add_(0, low[row] + 1, 0.2 * (place[row] - low[row]))
+        else:
+            target = 0.2 * (1 - (place[:, None] - torch.arange(5)[:, None]).abs()).clamp(min=0).sum(-1)
+        return -(target[:, None] * share.clamp(1e-5, 1).log()).sum(-1).mean()
+
+    return descent(model, loss)
+
+
+def test_a_number_is_named_where_the_formula_of_the_reference_is_not_known(tmp_path):
+    fault = verdict(tmp_path, projections, steps=2)
+    assert placed(fault)[:2] == (0, "loss")
+    assert cause_of(fault).proven and "is 0.8 for the reference's 0.9" in cause_of(fault).sentence
+
+
+class Adapted(nn.Module):
+    def __init__(self, scale):
+        super().__init__()
+        self.inner, self.down = nn.Linear(6, 6), nn.Linear(6, 2, bias=False)
+        self.up, self.scale = nn.Linear(2, 6, bias=False), scale
+        nn.init.zeros_(self.up.weight)
+
+    def forward(self, x):
+        return self.inner(x) + self.scale * self.up(self.down(x))
+
+
+def adapters(way):
+    model = nn.Sequential(Adapted(1.0 if way == "fault" else 2.0), nn.Tanh(), nn.Linear(6, 3))
+    return descent(model, lambda rng: f.cross_entropy(model(tensor(rng, 8, 6)), torch.randint(3, (8,), generator=rng)))
+
+
+def test_a_scale_that_zeros_hide_is_read_in_the_code(tmp_path):
+    fault = verdict(tmp_path, adapters, steps=3)
+    assert placed(fault)[:2] in {(0, "grad"), (0, "backward")}
+    assert cause_of(fault).proven and "1 for the reference's 2" in cause_of(fault).sentence
+
+
+def margins(way):
+    """A margin that no sample comes near before step 3."""
+    model, margin = nn.Linear(4, 3), 0.4 if way == "fault" else 0.1
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    rng, number = (yield model, optimizer), 0
+    while True:
+        made = model(tensor(rng, 8, 4)).sigmoid() * (1.0 if number >= 3 else 0.01)
+        loss = f.relu(made - margin).square().sum() + (made - 0.5).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        number += 1
+        rng = yield loss
+
+
+def test_a_number_without_effect_in_the_traced_steps_is_named(tmp_path):
+    fault = verdict(tmp_path, margins)
+    assert placed(fault)[:2] == (3, "loss")
+    assert not cause_of(fault).proven and "is 0.4 for the reference's 0.1" in cause_of(fault).sentence
+
+
+def temperatures(way):
+    """A temperature that depends on the number of the step, and is 1 in the first one."""
+    model = nn.Linear(4, 3)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    rng, number = (yield model, optimizer), 0
+    while True:
+        heat = (0.8 if way == "fault" else 0.9) ** number
+        loss = f.cross_entropy(model(tensor(rng, 8, 4)) / heat, torch.randint(3, (8,), generator=rng))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        number += 1
+        rng = yield loss
+
+
+@pytest.mark.parametrize("options", [{}, {"detail": "sketch"}], ids=["full", "sketch"])
+def test_a_number_of_the_second_step_is_proven(options, tmp_path):
+    fault = verdict(tmp_path, temperatures, **options)
+    assert placed(fault)[:2] == (1, "loss")
+    assert cause_of(fault).proven and "is 0.8 for the reference's 0.9" in cause_of(fault).sentence
+    run = open_run(tmp_path / "reference")
+    assert [run.steps(number)[0].trace.functions for number in range(4)] == [True, True, False, False]
+
+
+# -- several networks ----------------------------------------------------------------------------------------------
+
+
+def networks(way):
+    """An actor with a target, which only the fault does not call; or updates at other steps; or clamped weights."""
+    actor, critic = nn.Linear(4, 2), nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 1))
+    target = copy.deepcopy(actor)
+    with torch.no_grad():
+        target.weight *= 0.5
+    optimizers = [torch.optim.SGD(each.parameters(), 0.05) for each in (critic, actor)]
+    rng, number = (yield {"actor": actor, "critic": critic, "target": target}, optimizers), 0
+    while True:
+        for _ in range(2):
+            now, after = tensor(rng, 8, 4), tensor(rng, 8, 4)
+            with torch.no_grad():
+                chosen = (actor if way == "network" else target)(after)
+                goal = 0.9 * critic(torch.cat([after, chosen], 1))
+            loss = f.mse_loss(critic(torch.cat([now, actor(now).detach()], 1)), goal + now.mean(1, keepdim=True))
+            for optimizer in optimizers:
+                optimizer.zero_grad()
+            loss.backward()
+            optimizers[0].step()
+            if way in ("reference", "clamped"):
+                with torch.no_grad():
+                    for each in critic.parameters():
+                        each.clamp_(-0.05, 0.05) if way == "clamped" else each.clamp_(-0.1, 0.1)
+        loss = -critic(torch.cat([now, actor(now)], 1)).mean()
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        loss.backward()
+        optimizers[1].step()
+        number += 1
+        rng = yield loss
+
+
+def test_a_network_that_is_called_for_its_target_is_named(tmp_path):
+    (fault,) = compared(tmp_path, networks, "reference", "network")
+    assert placed(fault)[:2] == (0, "input")
+    assert "calls `actor` where the reference calls `target`" in cause_of(fault).sentence
+
+
+def test_other_limits_of_weights_within_a_step_are_named(tmp_path):
+    (fault,) = compared(tmp_path, networks, "reference", "clamped")
+    assert placed(fault)[:2] == (0, "forward")
+    assert cause_of(fault).kind == "weights_clamped" and cause_of(fault).proven
+    assert "the candidate to 0.05, the reference to 0.1" in cause_of(fault).sentence
+
+
+def delays(way):
+    """The critic is updated twice for each update of the actor; the reference's first update of the actor is early."""
+    actor, critic = nn.Linear(4, 2), nn.Linear(6, 1)
+    optimizers = [torch.optim.SGD(each.parameters(), 0.05) for each in (critic, actor)]
+    rng, number = (yield {"actor": actor, "critic": critic}, optimizers), 0
+    while True:
+        for _ in range(1 if number == 0 and way == "reference" else 2):
+            x, action = tensor(rng, 8, 4), tensor(rng, 8, 2)
+            loss = (critic(torch.cat([x, action], 1)) - x.sum(1, keepdim=True)).square().mean()
+            optimizers[0].zero_grad()
+            loss.backward()
+            optimizers[0].step()
+        loss = -critic(torch.cat([x, actor(x)], 1)).mean()
+        optimizers[1].zero_grad()
+        loss.backward()
+        optimizers[1].step()
+        number += 1
+        rng = yield loss
+
+
+def test_other_numbers_of_updates_are_no_other_samples(tmp_path):
+    (fault,) = compared(tmp_path, delays, "reference", "fault", steps=4)
+    assert placed(fault)[:2] == (0, "input")
+    assert cause_of(fault).kind == "step_repeated" and "the first time for 1" in cause_of(fault).sentence
+
+
+# -- inputs --------------------------------------------------------------------------------------------------------
+
+
+class Twins(nn.Module):
+    def __init__(self, way):
+        super().__init__()
+        self.net, self.out, self.way = nn.Linear(5, 8), nn.Linear(16, 3), way
+
+    def forward(self, first, second):
+        pair = (second, first) if self.way == "fault" else (first, second)
+        return self.out(torch.cat([torch.tanh(self.net(x)) for x in pair], 1))
+
+
+def twins(way):
+    model = Twins(way)
+
+    def loss(rng):
+        return f.cross_entropy(model(tensor(rng, 8, 5), tensor(rng, 8, 5)), torch.randint(3, (8,), generator=rng))
+
+    return descent(model, loss)
+
+
+def test_exchanged_inputs_of_a_model_are_named(tmp_path):
+    fault = verdict(tmp_path, twins, steps=2)
+    assert cause_of(fault).kind == "inputs_exchanged" and cause_of(fault).proven
+
+
+class Recurrent(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.cell, self.out = nn.GRUCell(4, 16), nn.Linear(16, 3)
+
+    def forward(self, x, state):
+        state = self.cell(x, state)
+        return self.out(state), state
+
+
+def resets(way):
+    """Two numbers of all states are set to zero, at another step in the fault."""
+    model = Recurrent()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    rng, number, state = (yield model, optimizer), 0, torch.zeros(20, 16)
+    while True:
+        made, state = model(tensor(rng, 20, 4), state)
+        loss = f.cross_entropy(made, torch.randint(3, (20,), generator=rng))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        state = state.detach()
+        if number == (1 if way == "fault" else 3):
+            state = state * torch.ones(16).index_fill(0, torch.tensor([2, 5]), 0.0)
+        number += 1
+        rng = yield loss
+
+
+def test_parts_of_an_input_that_are_zero_are_named(tmp_path):
+    fault = verdict(tmp_path, resets)
+    assert placed(fault)[:2] == (2, "input")
+    assert "zero at 2, 5 of axis 1" in cause_of(fault).sentence
+
+
+# -- losses of other functions -------------------------------------------------------------------------------------
+
+
+def two_losses(way):
+    """Both losses are called in another order, and reduced by the loop or the function; the fault leaves out one."""
+    model = nn.Linear(6, 7)
+
+    def loss(rng):
+        made, y, z = model(tensor(rng, 8, 6)), torch.randint(3, (8,), generator=rng), tensor(rng, 8, 4)
+        if way == "reference":
+            box = f.smooth_l1_loss(made[:, 3:], z, reduction="sum")
+            kind = f.cross_entropy(made[:, :3], y, reduction="sum")
+        else:
+            kind = f.cross_entropy(made[:, :3], y, reduction="none").sum()
+            box = f.smooth_l1_loss(made[:, 3:], z, reduction="none").sum() * (0.5 if way == "fault" else 1.0)
+        return (box + kind) / 8
+
+    return descent(model, loss)
+
+
+def test_losses_in_another_order_are_no_other_losses(tmp_path):
+    fault = verdict(tmp_path, two_losses, steps=2)
+    assert placed(fault)[:2] == (0, "loss")
+    assert "cross_entropy" not in cause_of(fault).sentence and "set differently" not in cause_of(fault).sentence
