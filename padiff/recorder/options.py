@@ -79,7 +79,7 @@ class Schedule:
 #: In order: nothing; a sketch of some hundred bytes (`padiff.sketches.sketch`); the full tensor; full tensors in the
 #: first steps, within a budget, and sketches in later steps (`padiff.recorder.levels`).
 NOTHING, SKETCH, FULL, AUTO = LEVELS = ("nothing", "sketch", "full", "auto")
-#: Internal level: a small tensor in full, a sketch of a larger one. Replaces ``sketch`` in the first recorded step.
+#: Internal level: a small tensor in full, a sketch of a larger one. Replaces ``sketch`` in the first two recorded steps.
 SMALL = "small"
 #: Internal level: full tensors up to a number of bytes, then sketches. Used for activations in the first recorded step.
 WITHIN = "within"
@@ -202,7 +202,7 @@ class RunOptions(TypedDict, total=False):
     detail: str | Mapping[str, str] | Detail
     """Recording level of tensors: ``"auto"`` (default: full tensors in the first recorded steps, up to 200 MB in
     total, and sketches after that), ``"full"``, ``"sketch"`` (some hundred bytes, from which the relative
-    L2 error to another run is estimated; small tensors of the first step are stored in full), ``"nothing"``; or a
+    L2 error to another run is estimated; small tensors of the first two steps are stored in full), ``"nothing"``; or a
     mapping from stages and path patterns to levels, e.g.
     ``{"*": "sketch", "backward": "nothing", "head.*/forward": "full"}``.
     With ``pack=False`` the default is ``"full"``, as only packed steps can store sketches."""
@@ -217,8 +217,8 @@ class RunOptions(TypedDict, total=False):
     """Record all layers except these; see `padiff.model.selection.select`."""
     functions: bool
     """True to also record the functions and operators that the code of the layers calls, with their inputs and
-    outputs, in the first recorded step and in steps that are requested. A diff is then located in the code between two
-    layers. Where the level is sketch, the first step also stores small tensors in full, at most 32 MB of them.
+    outputs, in the first two recorded steps and in steps that are requested. A diff is then located in the code between two
+    layers. Where the level is sketch, these two also store small tensors in full, at most 32 MB of them in each.
     Such a step takes up to three times as long as other recorded steps. Default True."""
     sources: bool
     """False to leave the text of your code out of the run: a verdict then names files and lines of calls only, and not
