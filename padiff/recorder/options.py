@@ -79,7 +79,7 @@ class Schedule:
 #: In order: nothing; a sketch of some hundred bytes (`padiff.sketches.sketch`); the full tensor; full tensors in the
 #: first steps, within a budget, and sketches in later steps (`padiff.recorder.levels`).
 NOTHING, SKETCH, FULL, AUTO = LEVELS = ("nothing", "sketch", "full", "auto")
-#: Internal level: a small tensor in full, a sketch of a larger one. Replaces ``sketch`` in the first two recorded steps.
+#: Internal level: a small tensor in full, a sketch of a larger one. Replaces ``sketch`` in the first recorded steps.
 SMALL = "small"
 #: Internal level: full tensors up to a number of bytes, then sketches. Used for activations in the first recorded step.
 WITHIN = "within"
@@ -217,9 +217,9 @@ class RunOptions(TypedDict, total=False):
     """Record all layers except these; see `padiff.model.selection.select`."""
     functions: bool
     """True to also record the functions and operators that the code of the layers calls, with their inputs and
-    outputs, in the first two recorded steps and in steps that are requested. A diff is then located in the code between two
-    layers. Where the level is sketch, these two also store small tensors in full, at most 32 MB of them in each.
-    Such a step takes up to three times as long as other recorded steps. Default True."""
+    outputs, in the first two recorded steps and in steps that are requested. A diff is then located in the code
+    between two layers. Where the level is sketch, these two also store small tensors in full, at most 32 MB of them in
+    each. Such a step takes up to three times as long as other recorded steps. Default True."""
     sources: bool
     """False to leave the text of your code out of the run: a verdict then names files and lines of calls only, and not
     where layers and optimizers are constructed. Default True: lines of at most 200 characters are kept."""
