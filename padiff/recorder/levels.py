@@ -183,9 +183,9 @@ class LevelsOfSteps:
 
     Args:
         detail: the levels requested by the user.
-        functions: True to trace functions in the first two recorded steps and in requested steps, and to record small
-            tensors of these two in full. What depends on the number of a step, such as a temperature, shows first in
-            the second one.
+        functions: True to trace functions in the first recorded step, in the second one if it is recorded in full, and
+            in requested steps, and to record small tensors of the first one in full. What depends on the number of a
+            step, such as a temperature, shows first in the second one.
         budget: bytes that ``auto`` may record in full.
 
     Attributes:
@@ -241,15 +241,16 @@ class LevelsOfSteps:
             full: True to record tensors in full that are sketched in other steps.
         """
         zoomed = self._requests.due(step) if self._requests is not None else None
-        self.functions = self._traced > 0 or (self._wanted and bool(zoomed))
+        is_whole = not self._begun or self.keeping or not self._detail.sketches
+        self.functions = (self._traced > 0 and is_whole) or (self._wanted and bool(zoomed))
         if full or (self._full is not None and self._full.due(step)):
             return Levels(self._detail, full=True)
         if self._keeping and not self._largest and self.spent < self.budget:
-            return Levels(self._detail, zoomed or False, SMALL if self._traced else SKETCH, self._of_first())
-        if self.keeping and self._begun:
-            return self._kept
-        if self._traced:
+            return Levels(self._detail, zoomed or False, SMALL if self._wanted else SKETCH, self._of_first())
+        if self._wanted and not self._begun:
             return Levels(self._detail, zoomed or False, SMALL)
+        if self.keeping:
+            return self._kept
         return Levels(self._detail, full=zoomed) if zoomed else self._usual
 
     def _of_first(self) -> Mapping[str, str]:

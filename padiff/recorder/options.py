@@ -202,7 +202,7 @@ class RunOptions(TypedDict, total=False):
     detail: str | Mapping[str, str] | Detail
     """Recording level of tensors: ``"auto"`` (default: full tensors in the first recorded steps, up to 200 MB in
     total, and sketches after that), ``"full"``, ``"sketch"`` (some hundred bytes, from which the relative
-    L2 error to another run is estimated; small tensors of the first two steps are stored in full), ``"nothing"``; or a
+    L2 error to another run is estimated; small tensors of the first step are stored in full), ``"nothing"``; or a
     mapping from stages and path patterns to levels, e.g.
     ``{"*": "sketch", "backward": "nothing", "head.*/forward": "full"}``.
     With ``pack=False`` the default is ``"full"``, as only packed steps can store sketches."""
@@ -217,9 +217,10 @@ class RunOptions(TypedDict, total=False):
     """Record all layers except these; see `padiff.model.selection.select`."""
     functions: bool
     """True to also record the functions and operators that the code of the layers calls, with their inputs and
-    outputs, in the first two recorded steps and in steps that are requested. A diff is then located in the code
-    between two layers. Where the level is sketch, these two also store small tensors in full, at most 32 MB of them in
-    each. Such a step takes up to three times as long as other recorded steps. Default True."""
+    outputs, in the first recorded step, in the second one if it is recorded in full, and in steps that are requested.
+    A diff is then located in the code between two layers. Where the level is sketch, the first step also stores small
+    tensors in full, at most 32 MB of them. Such a step takes up to three times as long as other recorded steps.
+    Default True."""
     sources: bool
     """False to leave the text of your code out of the run: a verdict then names files and lines of calls only, and not
     where layers and optimizers are constructed. Default True: lines of at most 200 characters are kept."""

@@ -192,8 +192,8 @@ class Chain:
             raise CannotWriteError(
                 f"`{call.layer}` ({call.layer_type}) of the {side.name} is not a known layer as a "
                 "function's call, and no functions that its code calls are in this step. Of code that is not the "
-                "framework's own they are heard in the first two recorded steps: record so that this step is one "
-                f"of them (every_n_steps=padiff.Schedule(every=1, first={side.step.number}))"
+                "framework's own they are heard in the first recorded step: record so that this step is that one "
+                f"(every_n_steps=padiff.Schedule(every=1, first={side.step.number}))"
             )
         slots = owned(layer)
         tensors = {

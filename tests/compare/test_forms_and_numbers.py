@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 
-import pytest
 import torch
 from torch import nn
 from torch.nn import functional as f
@@ -195,9 +194,8 @@ def temperatures(way):
         rng = yield loss
 
 
-@pytest.mark.parametrize("options", [{}, {"detail": "sketch"}], ids=["full", "sketch"])
-def test_a_number_of_the_second_step_is_proven(options, tmp_path):
-    fault = verdict(tmp_path, temperatures, **options)
+def test_a_number_of_the_second_step_is_proven(tmp_path):
+    fault = verdict(tmp_path, temperatures)
     assert placed(fault)[:2] == (1, "loss")
     assert cause_of(fault).proven and "is 0.8 for the reference's 0.9" in cause_of(fault).sentence
     run = open_run(tmp_path / "reference")

@@ -86,12 +86,12 @@ def test_what_goes_into_layers_that_compute_is_kept_in_every_due_step(kit):
 
 
 def test_an_output_that_goes_into_another_layer_is_the_same_tensor(kit):
-    run = recorded(kit, net_of(kit), steps=2)
-    found = trace(run, 1)
+    run = recorded(kit, net_of(kit), steps=3)
+    found = trace(run, 2)
     by_layer = {call.layer: call for call in found.calls}
     assert by_layer["act"].inputs[0].tensor == by_layer["first"].outputs[0].tensor
     # ... and is kept once.
-    (record,) = (r for r in run.steps(1)[0].records if r.site == "first/forward/output.0")
+    (record,) = (r for r in run.steps(2)[0].records if r.site == "first/forward/output.0")
     assert found.tensors[by_layer["first"].outputs[0].tensor].source.identity == record.source.identity
     assert by_layer["last"].inputs[0].tensor not in {o.tensor for call in found.calls for o in call.outputs}
 
@@ -109,9 +109,9 @@ def test_a_tensor_that_is_written_in_place_is_another_one(kit):
 
 def test_containers_are_looked_at_with_functions_only(kit):
     model = kit.Sequential(kit.Sequential(kit.Linear(4, 4), kit.ReLU()), kit.Linear(4, 3))
-    run = recorded(kit, model, steps=2)
-    assert calls(run, 0) == ["0.0", "0.1", "0", "1", "(root)"]
-    assert calls(run, 1) == ["0.0", "0.1", "1", "(root)"]
+    run = recorded(kit, model, steps=3)
+    assert calls(run, 0) == calls(run, 1) == ["0.0", "0.1", "0", "1", "(root)"]
+    assert calls(run, 2) == ["0.0", "0.1", "1", "(root)"]
 
 
 def test_nothing_is_looked_at_of_layers_of_which_nothing_is_kept(kit):
@@ -176,13 +176,17 @@ def test_a_record_is_of_the_output_as_it_is_given_out():
 # -- functions -----------------------------------------------------------------------------------------------------
 
 
-def test_functions_are_traced_in_the_first_recorded_step(kit):
-    run = recorded(kit, net_of(kit), steps=4, every_n_steps=padiff.Schedule(every=2, first=1))
-    assert run.numbers() == [1, 3]
-    assert calls(run, 1) == ["first", "act", "mul()", "add()", "last", "(root)"]
-    assert calls(run, 3) == ["first", "act", "last", "(root)"]
-    assert trace(run, 1).functions
-    assert not trace(run, 3).functions
+def test_functions_are_traced_in_the_first_two_recorded_steps(kit):
+    run = recorded(kit, net_of(kit), steps=6, every_n_steps=padiff.Schedule(every=2, first=1))
+    assert run.numbers() == [1, 3, 5]
+    assert calls(run, 1) == calls(run, 3) == ["first", "act", "mul()", "add()", "last", "(root)"]
+    assert calls(run, 5) == ["first", "act", "last", "(root)"]
+    assert [trace(run, number).functions for number in run.numbers()] == [True, True, False]
+
+
+def test_of_sketched_steps_the_first_one_alone_has_functions(kit):
+    run = recorded(kit, net_of(kit), steps=3, detail="sketch")
+    assert [trace(run, number).functions for number in run.numbers()] == [True, False, False]
 
 
 def test_their_tensors_are_those_of_the_layers_around_them(kit):
@@ -269,7 +273,14 @@ def test_a_step_that_is_asked_for_has_them(kit, tmp_path, detail):
                 assert ask(folder, Zoom(4, frozenset({"last"})))
             rec.try_dump()
     run = padiff.open_run(folder)
-    assert [trace(run, number).functions for number in run.numbers()] == [True, False, False, False, True, False]
+    assert [trace(run, number).functions for number in run.numbers()] == [
+        True,
+        detail == "full",
+        False,
+        False,
+        True,
+        False,
+    ]
 
 
 # -- the training stays as it is -----------------------------------------------------------------------------------
@@ -367,8 +378,8 @@ def test_nothing_is_left_behind_in_steps_without_functions(kit):
         seen.append(heard(kit) == before)
         return net.last(net.first(x) + 1)
 
-    recorded(kit, net_of(kit, forward), steps=3)
-    assert seen == [False, True, True]
+    recorded(kit, net_of(kit, forward), steps=4)
+    assert seen == [False, False, True, True]
     assert heard(kit) == before
 
 
@@ -389,7 +400,7 @@ def test_what_the_loop_computes_its_loss_by_is_traced_and_what_optimizers_do_is_
     model = net_of(kit)
     optimizer = kit.adam(model.parameters())
     with padiff.record(model, optimizer=optimizer) as rec:
-        for _ in range(2):
+        for _ in range(3):
             outputs = model(kit.tensor(X))
             loss = (outputs * 3).exp().mean()
             loss.backward()
@@ -399,8 +410,8 @@ def test_what_the_loop_computes_its_loss_by_is_traced_and_what_optimizers_do_is_
             kit.zero(optimizer)
             rec.try_dump()
     assert calls(rec.run) == ["first", "act", "mul()", "add()", "last", "(root)"]
-    assert in_loop(rec.run) == ["mul", "exp", "mean", "backward", "log_loss"]
-    assert in_loop(rec.run, 1) == []
+    assert in_loop(rec.run) == in_loop(rec.run, 1) == ["mul", "exp", "mean", "backward", "log_loss"]
+    assert in_loop(rec.run, 2) == []
     found = [call for call in trace(rec.run).calls if call.layer == LOOP]
     # From what the model gives to where the backward begins.
     (output,) = (
@@ -418,7 +429,7 @@ def test_what_the_loop_computes_before_its_call_is_traced_if_a_call_needs_it(kit
     optimizer = kit.sgd(model.parameters(), 0.1)
     before = heard(kit)
     with padiff.record(model, optimizer=optimizer) as rec:
-        for _ in range(2):
+        for _ in range(3):
             x = (kit.tensor(X) - 0.5) / 0.25
             wanted = kit.tensor(X[:, :3]) * 3
             (kit.tensor(X) + 1).sum()  # nothing comes of it
@@ -426,8 +437,8 @@ def test_what_the_loop_computes_before_its_call_is_traced_if_a_call_needs_it(kit
             optimizer.step()
             kit.zero(optimizer)
             rec.try_dump()
-    assert in_loop(rec.run) == ["sub", "div", "mul", "sub", "pow", "mean", "backward"]
-    assert in_loop(rec.run, 1) == []
+    assert in_loop(rec.run) == in_loop(rec.run, 1) == ["sub", "div", "mul", "sub", "pow", "mean", "backward"]
+    assert in_loop(rec.run, 2) == []
     found = trace(rec.run)
     ended = {call.function: call for call in found.calls if call.layer == LOOP and call.call}
     assert value(rec.run, 0, "first", "input.input") == pytest.approx((X - 0.5) / 0.25, rel=1e-6)
