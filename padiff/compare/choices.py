@@ -25,6 +25,7 @@ from padiff.errors import RunFolderError
 from padiff.frameworks.catalog import first_rank, is_descending, pooled_axes, row_axis
 from padiff.recorder.calls import QUANTISERS, ROUNDINGS, before_first
 from padiff.records import LOOP, ROOT, Both, Choice, RunInfo, Step, Trace, TracedCall
+from padiff.records.both import unzipped
 from padiff.records.sources import TensorSource
 from padiff.system.frames import Frame
 
@@ -97,7 +98,8 @@ class Flips:
         touched: numbers of rows that are the places that were chosen otherwise, of a table of distances between rows;
             and of rows that chose an entry which earlier steps have moved.
         chosen_places: mask of the places that each side chose, if there is one row.
-        places: mask of the places that some row chose otherwise; `None` for a threshold.
+        places: mask of the places that some row chose otherwise; of a threshold for each entry of a codebook, of the
+            fewer entries that lie on one side of it, which may be replaced; else `None`.
         among: mask of the places that the rows chose which chose otherwise; `None` for a threshold.
         tokens: the places that were chosen otherwise, if the places are tokens or samples; else `None`.
         keys: the tokens that some row of their sample chose otherwise, if each row chooses among all of its sample.
@@ -365,8 +367,20 @@ def paired(traces: Both[Trace], alignment: Alignment) -> Iterator[tuple[int, Bot
         for places in (True, False):
             groups.append(rankings.map(partial(_that_return, places=places)))
     pairs = [pair for group in groups for pair in _paired(group, alignment)]
+    in_pairs = unzipped(pairs).map(lambda side: {each.position for some in side for each in some})
+    alone = rankings.zip(in_pairs).map(lambda side: [each for each in side[0] if each.position not in side[1]])
+    pairs += _by_rank(*alone)
     for sides in sorted(pairs, key=lambda pair: pair.reference[0].position):
         yield sides.reference[0].position, sides.map(lambda side: tuple(each.call for each in side))
+
+
+def _by_rank(choosers: Sequence[_Chooser], others: Sequence[_Chooser]) -> Iterator[Both[list[_Chooser]]]:
+    """Yield a call of one side that ranks all places with each call of the other that takes one rank of its rows."""
+    for side, ranks in ((choosers, others), (others, choosers)):
+        for each in ranks:
+            whole = [every for every in side if every.call.function in WHOLE and every.key[:2] == each.key[:2]]
+            if each.first is not None and len(whole) == 1:
+                yield Both([each], whole) if side is others else Both(whole, [each])
 
 
 def _that_return(choosers: list[_Chooser], places: bool) -> list[_Chooser]:
@@ -555,9 +569,11 @@ def _flips(
     if any(side.shape[1] != count for side in best):
         return None
     known = sides.map(lambda side: _spread(side.scores, side.places, width))
-    for table, side, mask in zip(known, sides, masks):
+    for table, partner, side, mask, rank in zip(known, known.swapped(), sides, masks, firsts):
         if mask is None:  # a mask takes places that are not recorded only where the other side does
-            _fill(table, side, np.concatenate([best.reference, best.candidate], axis=1))
+            _fill(
+                table, side, np.concatenate([best.reference, best.candidate], axis=1), None if rank is None else partner
+            )
     at = np.arange(len(common))[:, None]
     if any(call.arguments.get("sorted") is False for call in calls):
         best = best.zip(known).map(lambda side: _in_order(side[0], side[1][at, side[0]], sides.reference))
@@ -717,10 +733,14 @@ def _taken(side: Tables, first: int, count: int) -> np.ndarray:
 
 
 def masks_of(traces: Both[Trace], calls: Both[TracedCall]) -> Both[Mask | None]:
-    """Return the masks by which each side takes places; none where both compare with one rank by one function."""
+    """Return the masks by which each side takes places; none where both compare with one rank by one function, or
+    one side hands on the score at a rank.
+    """
     masks = traces.zip(calls).map(lambda side: masked(*side))
     if all(masks) and calls.reference.function == calls.candidate.function != "sort":
         return Both(None, None)
+    if not all(masks) and all(len(ranks_taken(*side)) == 1 for side in traces.zip(calls)):
+        return Both(None, None)  # the value at a rank is handed on, which one side also compares with
     ends = [mask.largest if mask else is_descending(call.function, call.arguments) for mask, call in zip(masks, calls)]
     end = ends[1] if masks.reference and not masks.candidate else ends[0]
     return traces.zip(calls).map(lambda side: masked(*side, end))
@@ -923,6 +943,11 @@ def _of_threshold(
     if distance.size and np.median(distance) > max(map(_rms, known)):
         return None
     shift, size, are_others = _compared(traces, calls, allowed(dtype, "forward"))
+    entries = None
+    if flipped.any() and len(both) == math.prod(grid) == max(grid) and all(side.max(initial=0) <= 1 for side in picked):
+        taken_by = [side if 2 * side.sum() <= len(both) else 1 - side for side in picked]  # the few are replaced
+        entries = np.zeros(len(both), np.bool_)
+        entries[both] = np.logical_or(*taken_by)
     if shift:
         # The elements nearest to one threshold are others than those nearest to the other one.
         both = both if both.size else places.reference[:1]
@@ -942,6 +967,7 @@ def _of_threshold(
         size=max(size, _rms(known.reference)),
         shift=shift,
         others=are_others,
+        places=entries,
         chosen=Both(0, 0),
         dtype=dtype,
     )
@@ -972,12 +998,13 @@ def _compared(traces: Both[Trace], calls: Both[TracedCall], limit: float) -> tup
     if sides.reference.shape != sides.candidate.shape:
         return 0.0, size, False
     errors = np.abs(sides.candidate - sides.reference)
-    same = np.linalg.norm(errors) <= limit * np.linalg.norm(sides.reference)
+    complete = errors.size > 0 and all(source is not None and not source.sketched for source in sources)
+    others = complete and float(np.median(errors)) > limit * size
+    same = np.linalg.norm(errors) <= limit * np.linalg.norm(sides.reference) or (complete and not others)
     shift = 0.0
     if same and numbers.reference is not None and numbers.candidate is not None:
         shift = abs(numbers.candidate - numbers.reference)
-    complete = errors.size > 0 and all(source is not None and not source.sketched for source in sources)
-    return shift, size, complete and float(np.median(errors)) > limit * size
+    return shift, size, others
 
 
 def _picture(source: TensorSource | None) -> np.ndarray:
@@ -1070,6 +1097,19 @@ def _parts(trace: Trace, call: TracedCall) -> set[tuple[int | None, int]]:
                 plain = ":" not in end and (not start or start.isdigit())
                 parts.add((int(start or 0) if plain else None, part[axis]))
     return parts
+
+
+def ranks_taken(trace: Trace, call: TracedCall) -> frozenset[int]:
+    """Return the ranks, from the least score, of the single scores of each row that the code takes, if these are all
+    that it takes.
+    """
+    rank = _first(trace, call)
+    if rank is not None or call.function not in WHOLE:
+        return frozenset(() if rank is None else (rank,))
+    falls, last = is_descending(call.function, call.arguments), places_of(trace, call) - 1
+    parts = _parts(trace, call)
+    starts = [start for start, count in parts if count == 1 and start is not None]
+    return frozenset(last - start if falls else start for start in starts if len(starts) == len(parts))
 
 
 def _key_at(call: TracedCall, axes: int, axis: int) -> str | int | None:
@@ -1192,12 +1232,17 @@ def _spread(scores: np.ndarray, places: np.ndarray, width: int) -> np.ndarray:
     return table
 
 
-def _fill(table: np.ndarray, side: Tables, picked: np.ndarray) -> None:
+def _fill(table: np.ndarray, side: Tables, picked: np.ndarray, partner: np.ndarray | None) -> None:
     """Set the scores that are not recorded, of places that either side picked, to the last recorded one of their row.
 
     They are no better than that one, so that the distance to the other side's score is not overestimated.
+
+    Args:
+        partner: the other side's table, if the scores around a rank are recorded, and others lie beyond either end.
     """
     at, last = np.arange(len(table))[:, None], side.scores[:, -1:].astype(np.float64)
+    if partner is not None:
+        last = np.clip(partner[at, picked], *(end(side.scores, axis=1, keepdims=True) for end in (np.min, np.max)))
     values = table[at, picked]
     table[at, picked] = np.where(np.isnan(values), last, values)
 

@@ -1412,3 +1412,168 @@ def test_gradients_of_elements_that_are_chosen_are_judged_without_those_chosen_o
     assert not report.passed and report.first_diff.stage == "grad", str(report)
     report = compare_runs(reference, largest_weights(kit, by, flips=True, k=150))
     assert report.first_diff.cause.kind == "choice_count" and "150" in str(report.first_diff.cause), str(report)
+
+
+@cache
+def held(kit, by, rank=12, flips=False):
+    """Record tokens whose features are held to the one at a rank of all tokens, with which another one nearly ties."""
+    x = np.random.default_rng(15).normal(size=(16, 6))
+    order, columns = np.argsort(x, 0), np.arange(6)
+    x[order[13], columns] = x[order[12], columns]
+    leading = np.zeros((16, 6), np.float32)
+    leading[order[13 if flips else 12], columns] = 4e-6
+
+    def forward(net, f, y):
+        y = y + kit.tensor(leading)
+        if by == "kthvalue":
+            return f.minimum(y, f.kthvalue(y, rank + 1, 0, keepdim=True)[0])
+        ranks = f.sort(y, 0) if kit.name == "paddle" else f.sort(y, 0)[0]
+        return f.where(y > ranks[rank], ranks[rank].expand_as(y), y)
+
+    return between(kit, forward, x)
+
+
+def test_a_value_at_a_rank_is_one_choice_whether_or_not_the_code_compares_with_it(kit):
+    reference = held(kit, "kthvalue")
+    report = compare_runs(reference, held(kit, "sort", flips=True))
+    assert report.passed and report.choices, str(report)
+    report = compare_runs(reference, held(kit, "sort", rank=10))
+    cause = report.first_diff.cause
+    assert cause.kind == "choice_part" and "that of rank 12" in cause.sentence and "rank 10" in cause.sentence, report
+
+
+@cache
+def ranks_of_losses(by, q=0.75, flips=False):
+    """Record a term made of the errors of two tokens, at a quantile and at the median; two tokens nearly tie there."""
+    kit = KITS["torch"]
+    values = np.arange(1, 42, dtype=np.float32)
+    for place in (20, 30):
+        values[place + 1] = values[place] * (1 - 2e-7 if flips else 1 + 2e-7)
+    rows = np.eye(41, dtype=np.float32) * values[:, None]
+
+    def forward(net, x):
+        errors = net.first(x).abs().sum(1)
+        if by == "names":
+            return net.last(net.first(x)).mean() + errors.quantile(q) + errors.median()
+        ranks = errors.sort()[0]
+        return net.last(net.first(x)).mean() + ranks[int(q * 40)] + ranks[20]
+
+    kit.seed(0)
+    model = kit.net(forward, first=kit.Linear(41, 41), last=kit.Linear(41, 3))
+    filled(kit, model, model.first, model.last)
+    kit.set_weight(model.first, np.eye(41, dtype=np.float32))
+    return trained(kit, model, lambda net: net(torch.tensor(rows)), steps=1)
+
+
+def test_one_call_may_rank_what_several_calls_take_one_rank_of():
+    report = compare_runs(ranks_of_losses("names"), ranks_of_losses("sort", flips=True))
+    assert report.passed and report.choices, str(report)
+    report = compare_runs(ranks_of_losses("names"), ranks_of_losses("sort", q=0.5))
+    assert "gives the score of rank 20 of each row" in str(report.first_diff.cause), str(report)
+
+
+@cache
+def restarted(kit, number=0.5, flips=False):
+    """Record a codebook whose entries start again where few rows chose them: from the rows that lie farthest away."""
+    f = LIBRARY[kit.name]
+    random = np.random.default_rng(16)
+    entries = random.normal(size=(8, 6)).astype(np.float32)
+    entries[1], entries[7] = entries[0], entries[7] + 20
+    x = (np.repeat(entries[[0, 2, 3, 4, 5, 6]], [1, 3, 3, 3, 3, 2], 0) + 0.3 * random.normal(size=(15, 6))).astype(
+        "float32"
+    )
+    moved = kit.tensor(leads(not flips, (15, 8), ((0, 0), (0, 1))))
+    book = kit.tensor(entries)
+
+    def forward(net, x):
+        z = net.first(x)
+        distances = ((z.unsqueeze(1) - net.book) ** 2).sum(-1) - moved
+        places = f.argmin(distances, -1)
+        chosen = f.nn.functional.one_hot(places, 8)
+        counts = (chosen.astype("float32") if kit.name == "paddle" else chosen.float()).sum(0)
+        y = net.last(z + (net.book[places] - z).detach())
+        order = f.argsort(distances.detach().min(-1) if kit.name == "paddle" else distances.detach().min(-1)[0])
+        new = kit.numpy(net.book).copy()
+        for k, place in enumerate(np.flatnonzero(kit.numpy(counts < number))):
+            new[place] = kit.numpy(z)[kit.numpy(order)[::-1][k]]
+        kit.set(net.book, new)
+        return y
+
+    kit.seed(0)
+    model = kit.net(forward, first=kit.Linear(6, 6), last=kit.Linear(6, 3))
+    model.register_buffer("book", book)
+    filled(kit, model, model.first, model.last)
+    kit.set_weight(model.first, np.eye(6, dtype=np.float32))
+    return trained(kit, model, lambda net: (net(kit.tensor(x)) ** 2).mean())
+
+
+def test_entries_that_start_again_hold_other_rows_where_rows_chose_otherwise(kit):
+    reference = restarted(kit)
+    report = compare_runs(reference, restarted(kit, flips=True))
+    assert report.passed and report.choices, str(report)
+    report = compare_runs(reference, restarted(kit, number=2.5))
+    assert report.first_diff.stage == "weight", str(report)
+    assert "lt() in `the model` compares with 2.5, the reference's lt() with 0.5" in str(report.first_diff.cause)
+
+
+@cache
+def of_pairs(number, one_by_one=False):
+    """Record tokens of which those near a chosen one are left out, the nearest of all first."""
+    rows = np.random.default_rng(17).normal(size=(12, 6))
+
+    def forward(net, f, y):
+        near = (y.unsqueeze(1) - y).abs().mean(-1)
+        kept, above = [], None if one_by_one else near <= number
+        for place in y.sum(1).argsort().tolist():
+            alone = (near[place, each] > number if one_by_one else not above[place, each] for each in kept)
+            if all(map(bool, alone)):
+                kept.append(place)
+        return y[kept].mean(0, keepdim=True).clamp(min=-1e9)
+
+    return between(KITS["torch"], forward, rows)
+
+
+def test_code_that_compares_elements_one_by_one_names_its_number_too():
+    report = compare_runs(of_pairs(0.9, one_by_one=True), of_pairs(1.1))
+    assert "le() in `the model` compares with 1.1, the reference's gt() with 0.9" in str(report.first_diff.cause)
+
+
+def in_a_narrow_dtype(dtype, by="topk", fault=""):
+    """Record a router between layers of one dtype, whose weights are put at the places of all experts."""
+    kit = KITS["torch"]
+
+    def forward(net, x):
+        y = net.first(x)
+        p = net.router(y).softmax(-1)
+        if by == "topk":
+            weights, places = p.topk(2, -1)
+            gates = torch.zeros_like(p).scatter(-1, places, weights / weights.sum(-1, keepdim=True))
+        else:
+            gates = torch.where(p >= p.topk(2, -1)[0][:, 1:], p, torch.zeros_like(p))
+            gates = gates if fault == "sum" else gates / gates.sum(-1, keepdim=True)
+        return net.last(y * (0.8 if fault == "scale" else 1.0) + gates @ net.table.weight)
+
+    kit.seed(0)
+    model = kit.net(
+        forward, first=kit.Linear(6, 6), router=kit.Linear(6, 5), table=kit.Linear(6, 5), last=kit.Linear(6, 3)
+    )
+    filled(kit, model, model.first, model.router, model.table, model.last)
+    x = torch.tensor(np.random.default_rng(6).normal(size=(64, 6)).astype(np.float32))
+    return trained(kit, model.to(dtype), lambda net: (net(x.to(dtype)).float() ** 2).mean(), steps=1)
+
+
+def test_weights_that_are_rounded_once_are_no_drift():
+    """A float32 model against itself in bfloat16: its first step has to agree as under autocast."""
+    reference = in_a_narrow_dtype(torch.float32)
+    report = compare_runs(reference, in_a_narrow_dtype(torch.bfloat16, "mask"), stages=("forward", "backward"))
+    assert report.passed, str(report)
+    report = compare_runs(reference, in_a_narrow_dtype(torch.bfloat16, "mask", "scale"))
+    assert not report.passed and report.first_diff.stage == "forward", str(report)
+    assert "are computed in bfloat16" not in str(report.first_diff.cause), str(report)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_weights_at_the_places_of_all_experts_are_read(dtype):
+    report = compare_runs(in_a_narrow_dtype(torch.float32), in_a_narrow_dtype(dtype, "mask", "sum"))
+    cause = report.first_diff.cause
+    assert cause.kind == "routing_weights" and cause.fix == "divide the weights by their sum over the chosen", report

@@ -523,6 +523,8 @@ _OF_LOSS = frozenset({"labels", "loss_scale"})
 # Kinds of causes that say how much a tensor differs, and not why; and of those that name calls without their purpose.
 _OF_SIZE = frozenset({"gradient_scale", "scale"})
 _MANY = 4  # most calls that are named one after the other
+# Part of the sentence of a computed cause whose places the code may have read from a tensor, which something chose.
+_OF_PLACES = "[["
 _OF_CALLS = frozenset({"missing_call", "surplus_call", "call_input", "call_shape"})
 # Kinds of computed causes that say no more than that an input of the loss differs.
 _OF_LOSS_INPUT = frozenset({"labels", "loss_input", "call_input"})
@@ -590,7 +592,12 @@ def _cause(scene: DiffContext, step: Sequence[Diff], place: Place, evidence: Evi
         return replace(cast, excluded=computed.excluded)
     chosen = choice_cause(diff, step, evidence)
     is_of_mask = computed.cause is not None and computed.cause.kind.startswith("mask_")  # that choices make
-    says_more = chosen is not None and (chosen.kind == OTHER_FUNCTION or (is_of_mask and chosen.kind in OF_RANKS))
+    is_of_key = proven and computed.cause is not None and _OF_PLACES in computed.cause.sentence
+    says_more = chosen is not None and (
+        chosen.kind == OTHER_FUNCTION
+        or (is_of_mask and chosen.kind in OF_RANKS)
+        or (is_of_key and chosen.kind != CHOICE)
+    )
     if chosen is not None and proven and not says_more and not chose_labels(diff, chosen):
         chosen = None  # a computed cause says more, unless it is about what another choice makes
     if chosen is not None and proven:

@@ -15,12 +15,14 @@ from padiff.compare.choices import (
     Flips,
     bounds_of,
     flips_of,
+    masked,
     masks_of,
     number,
     opposed,
     paired,
     part_taken,
     places_of,
+    ranks_taken,
     shape_and_axis,
     tables_of,
     taken,
@@ -112,7 +114,8 @@ class Router:
         if source is None:
             raise ValueError("not recorded")
         picked = np.atleast_2d(source.read()).astype(np.int64)
-        start, count = part_taken(self._graph.trace, self.call, None) or (0, picked.shape[1])
+        mask = masked(self._graph.trace, self.call)
+        start, count = part_taken(self._graph.trace, self.call, mask) or (0, picked.shape[1])
         return picked[:, start : start + count]
 
     @cached_property
@@ -228,21 +231,21 @@ class Router:
             bases.append((f"{scale:.3g} times the router's output", scale * self.output, scale))
         for words, base, scale in bases:
             best = None
-            for masked in (~known, ~known | (scores == 0.0)):
-                left = ~masked & known
+            for without in (~known, ~known | (scores == 0.0)):
+                left = ~without & known
                 added = np.where(left, scores - base, np.nan)
                 if not left.any():
                     continue
                 error, size = np.nanmax(np.abs(added)), np.abs(base[left]).max()
                 if error <= rounding(self.dtype) * size:
-                    return Found(words, line=line, scale=scale), None, masked & (known | np.isinf(scores))
+                    return Found(words, line=line, scale=scale), None, without & (known | np.isinf(scores))
                 with np.errstate(all="ignore"):
                     columns = np.array(
                         [np.nanmedian(column) if np.isfinite(column).any() else 0.0 for column in added.T]
                     )
                     rest = np.nanmax(np.abs(added - columns))
                 if rest <= rounding(self.dtype) * max(size, np.abs(columns).max()) and best is None:
-                    best = Found(words, line=line), columns, masked & (known | np.isinf(scores))
+                    best = Found(words, line=line), columns, without & (known | np.isinf(scores))
             if best is not None:
                 return best
         return None
@@ -277,12 +280,22 @@ class Router:
         chosen = self.picked.shape[1]
         for tensor, call in self._after():
             traced = self._graph.trace.tensors[tensor]
-            if traced.source is None or traced.source.sketched or math.prod(traced.shape) != self.rows * chosen:
+            if traced.source is None or traced.source.sketched:
                 continue
-            values = np.asarray(traced.source.read(), np.float64)
-            axis = self._axis if len(traced.shape) > 1 and traced.shape[self._axis] == chosen else -1
-            table = np.moveaxis(values, axis, -1).reshape(-1, chosen)[self.numbers]
-            match = self._function(table, traced.dtype)
+            rows = np.ones(len(self.numbers), np.bool_)
+            if math.prod(traced.shape) == self.rows * chosen:
+                values = np.asarray(traced.source.read(), np.float64)
+                axis = self._axis if len(traced.shape) > 1 and traced.shape[self._axis] == chosen else -1
+                table = np.moveaxis(values, axis, -1).reshape(-1, chosen)[self.numbers]
+            else:  # of all places, with zeros at those that are not chosen; a mask may choose more of equal scores
+                whole = self._table(tensor) if chosen < self._width else None
+                if whole is None or len(whole) != self.rows:
+                    continue
+                table = np.take_along_axis(whole[self.numbers], self.picked, 1)
+                rows = np.count_nonzero(whole[self.numbers], 1) == chosen
+                if 2 * rows.sum() <= len(rows) or not table[rows].all() or (table[rows] == 1).all():
+                    continue  # others, or a mask
+            match = self._function(table, traced.dtype, rows)
             if match is not None:
                 found = Found(*match, line=call.line), table
         return found
@@ -297,10 +310,13 @@ class Router:
                     if self._graph.trace.tensors[operand.tensor].dtype.startswith(("float", "bfloat")):
                         yield operand.tensor, call
 
-    def _function(self, weights: np.ndarray, dtype: str) -> tuple[str, float] | None:
+    def _function(self, weights: np.ndarray, dtype: str, rows: np.ndarray) -> tuple[str, float] | None:
         bases = dict(self.bases)
         if self.score is not None and self.score[1] is not None:
             bases[f"{self.score[0].words} with the bias"] = bases[self.score[0].words] + self.score[1]
+        if self.output is not None and self.score is not None and self.score[0].scale != 1.0:
+            scaled = self.score[0].scale * self.output
+            bases[self.score[0].words] = softmax(scaled) if self.score[0].words.startswith("softmax") else scaled
         for words, base in bases.items():
             chosen = np.take_along_axis(base[self.numbers], self.picked, 1)
             if not np.isfinite(chosen).all():
@@ -319,7 +335,7 @@ class Router:
                     / np.sqrt(np.abs(chosen.sum(1, keepdims=True))),
                 }
             for text, values in ways.items():
-                factor = factor_between(values, weights, 4 * rounding(dtype))
+                factor = factor_between(values[rows], weights[rows], 4 * rounding(dtype))
                 if factor is not None:
                     return text, factor
         return None
@@ -370,6 +386,7 @@ def routing_cause(diff: Diff, step: Sequence[Diff], evidence: Evidence) -> Cause
     try:
         graphs = graphs_of(steps, evidence.runs.map(lambda run: run.info))
         of_gradient = diff.pair.stage == "backward"
+        in_one_dtype = len({each.dtype for each in diff.pair.sides if each is not None}) == 1
         end = len(graphs.reference.trace.calls) if of_gradient else _end(graphs.reference, record.layer, record.call)
         routers = []
         for position, parts in paired(graphs.map(lambda graph: graph.trace), evidence.alignment):
@@ -383,12 +400,14 @@ def routing_cause(diff: Diff, step: Sequence[Diff], evidence: Evidence) -> Cause
                 routers.append(Both(*(Router(graph, call) for graph, call in zip(graphs, calls))))
         if of_gradient:  # of a scalar that differs by no more than rows which chose otherwise explain
             causes = [_auxiliary(some, each) for each in _scalars(step) for some in (routers[-1:], routers) if some]
-            causes += [_scores(sides) for sides in routers[-1:] if _agree(*sides.map(lambda side: side.output))]
+            agreeing = (each for each in routers[-1:] if _agree(*each.map(lambda side: side.output)))
+            causes += [_scores(sides, in_one_dtype) for sides in agreeing]
             return next((cause for cause in causes if cause is not None), None)
         for sides in reversed(routers):  # the last one before the difference
             if not _agree(*sides.map(lambda side: side.output)):
                 continue
-            cause = _weights(sides, diff) or _scores(sides) or (_rows(sides, diff) if sides is routers[-1] else None)
+            cause = _weights(sides, diff) or _scores(sides, in_one_dtype)
+            cause = cause or (_rows(sides, diff) if sides is routers[-1] else None)
             if cause is not None:
                 return cause
         if routers and math.prod(diff.pair.anchor.shape) == 1:
@@ -422,12 +441,16 @@ def _end(graph: Graph, layer: str, number: int) -> int:
     return len(graph.trace.calls) if call is None else graph.places[id(call)]
 
 
-def _scores(sides: Both[Router]) -> Cause | None:
-    """Return a cause in what the call chooses by."""
+def _scores(sides: Both[Router], in_one_dtype: bool) -> Cause | None:
+    """Return a cause in what the call chooses by.
+
+    Args:
+        in_one_dtype: True if both sides compute outputs in one dtype: else all scores are as coarse as all else is.
+    """
     where = _where(sides.reference)
     narrow = sides.map(lambda side: side.narrow)
     scores = sides.map(lambda side: side.score)
-    if narrow.candidate != narrow.reference:
+    if in_one_dtype and narrow.candidate != narrow.reference:
         names = narrow.map(lambda name: name or "float32")
         text = f"the scores of {where} are computed in {names.candidate} for the reference's {names.reference}"
         fix = f"compute the scores in {names.reference}"
@@ -652,10 +675,12 @@ def choice_cause(diff: Diff, step: Sequence[Diff], evidence: Evidence) -> Cause 
         step: the judged diffs of the step.
     """
     steps, record = evidence.steps, diff.pair.reference
-    if steps is None or record is None or diff.pair.stage not in ("forward", "loss", "backward", "grad"):
+    if steps is None or record is None or diff.pair.stage not in ("weight", "forward", "loss", "backward", "grad"):
         return None
     infos = evidence.runs.map(lambda run: run.info)
     try:
+        if diff.pair.stage == "weight":
+            return _written(diff, step, evidence)
         if diff.pair.stage in ("backward", "grad"):
             return _hidden(steps, evidence, step)
         calls = steps.reference.trace.calls
@@ -737,6 +762,18 @@ def scores_cause(
     return of_scores and replace(cause, sentence=f"{cause.sentence}; {of_scores.sentence}")
 
 
+def _written(diff: Diff, step: Sequence[Diff], evidence: Evidence) -> Cause | None:
+    """Return the cause that the step before chose otherwise what the code writes into a buffer."""
+    layer, slot = diff.pair.anchor.layer, diff.pair.anchor.slot
+    trained = any(
+        (each.pair.stage, each.pair.anchor.layer, each.pair.anchor.slot) == ("update", layer, slot) for each in step
+    )
+    if trained or not diff.pair.step:
+        return None
+    before = evidence.runs.map(lambda run: run.steps(diff.pair.step - 1))
+    return None if any(len(side) != 1 for side in before) else _hidden(before.map(lambda side: side[0]), evidence, ())
+
+
 def _most_flip(flips: Flips, calls: Both[TracedCall]) -> bool:
     """Return True if most rows of two calls choose otherwise."""
     return flips.calls.reference is calls.reference and 2 * flips.count > len(flips.recorded)
@@ -754,8 +791,14 @@ def _hidden(steps: Both[Step], evidence: Evidence, step: Sequence[Diff]) -> Caus
         if beyond.calls.reference.chooses and not within_rounding(beyond, limit, flips[:place]):
             break
     else:
-        return None
+        beyond = None
     traces = steps.map(lambda step: step.trace)
+    if beyond is None:
+        pairs = (parts.map(lambda side: side[0]) for _, parts in paired(traces, evidence.alignment))
+        causes = (_rank(traces, pair) for pair in pairs)
+        return next((cause for cause in causes if cause is not None), None) or _thresholds(
+            traces, len(traces.reference.calls)
+        )
     if not all(beyond.chosen):
         return _thresholds(traces, len(traces.reference.calls))
     ranking = _ranking(traces, beyond.calls.map(lambda call: (call,)))
@@ -787,18 +830,17 @@ def _thresholds(traces: Both[Trace], end: int) -> Cause | None:
     """Return the cause that a layer's code compares with another number; `None` if it does not."""
     ends = Both(end, len(traces.candidate.calls))
     sides = traces.zip(ends).map(lambda side: _numbers(side[0], side[0].calls[: side[1]]))
-    for layer, numbers in sides.reference.items():
-        others = sides.candidate.get(layer, {})
+    for (layer, compares), numbers in sides.reference.items():
+        others = sides.candidate.get((layer, compares), {})
         only, instead = (
             [each for each in one if each not in two] for one, two in ((numbers, others), (others, numbers))
         )
         if len(only) == len(instead) == 1:
             calls = Both(numbers[only[0]], others[instead[0]])
-            if len({math.prod(side[0].tensors[side[1].outputs[0].tensor].shape) for side in traces.zip(calls)}) > 1:
-                continue  # other tensors
-            compares, names = number(calls.reference) is not None, calls.map(lambda call: call.function)
-            if compares is not (number(calls.candidate) is not None):
-                continue
+            sizes = {math.prod(side[0].tensors[side[1].outputs[0].tensor].shape) for side in traces.zip(calls)}
+            if len(sizes) > 1 and 1 not in sizes:
+                continue  # other tensors; the code may compare their elements one by one
+            names = calls.map(lambda call: call.function)
             name, value, expected = f"{names.candidate}() in `{_place(layer)}`", f"{instead[0]:.6g}", f"{only[0]:.6g}"
             text = (
                 f"{name} compares with {value}, the reference's {names.reference}() with {expected}"
@@ -811,13 +853,15 @@ def _thresholds(traces: Both[Trace], end: int) -> Cause | None:
     return None
 
 
-def _numbers(trace: Trace, calls: Sequence[TracedCall]) -> dict[str, dict[float, TracedCall]]:
-    """Return the numbers that each layer's code compares tensors with, or holds them within, with a call for each."""
-    numbers: dict[str, dict[float, TracedCall]] = {}
+def _numbers(trace: Trace, calls: Sequence[TracedCall]) -> dict[tuple[str, bool], dict[float, TracedCall]]:
+    """Return the numbers that each layer's code compares tensors with (`True`), or holds them within, with a call for
+    each.
+    """
+    numbers: dict[tuple[str, bool], dict[float, TracedCall]] = {}
     for call in calls:
         value = number(call)  # of scores, or of counts: a capacity
         for each in bounds_of(trace, call) if value is None else [value]:
-            numbers.setdefault(call.layer, {}).setdefault(each, call)
+            numbers.setdefault((call.layer, value is not None), {}).setdefault(each, call)
     return numbers
 
 
@@ -829,7 +873,7 @@ def _ranking(traces: Both[Trace], parts: Both[tuple[TracedCall, ...]]) -> Cause 
     pair = parts.map(lambda side: side[0])
     masks = masks_of(traces, pair)
     if any(call.function in ("kthvalue", "median", "quantile") and mask is None for call, mask in zip(pair, masks)):
-        return None  # one rank, from either end
+        return _rank(traces, pair)
     if not all(call.choice is not None and call.choice.chosen for call in pair):
         return None
     sides = traces.zip(pair)
@@ -865,6 +909,20 @@ def _ranking(traces: Both[Trace], parts: Both[tuple[TracedCall, ...]]) -> Cause 
         )
         return Cause("choice_part", text, lines=lines)
     return None
+
+
+def _rank(traces: Both[Trace], pair: Both[TracedCall]) -> Cause | None:
+    """Return the cause that one side hands on the score of another rank; `None` if it does not."""
+    ranks, names = traces.zip(pair).map(lambda side: ranks_taken(*side)), pair.map(lambda call: call.function)
+    places = traces.zip(pair).map(lambda side: places_of(*side) if side[1].inputs else 0)
+    if not all(ranks) or ranks.reference & ranks.candidate or places.reference != places.candidate:
+        return None
+    words = ranks.map(lambda side: " and ".join(map(str, sorted(side))))
+    text = (
+        f"{names.candidate}() in `{_place(pair.reference.layer)}` gives the score of rank {words.candidate} of each "
+        f"row, counted from the least, the reference's {names.reference}() that of rank {words.reference}"
+    )
+    return Cause("choice_part", text, lines=pair.map(lambda call: call.line))
 
 
 def _other_axis(steps: Both[Step], pair: Both[TracedCall]) -> Cause | None:

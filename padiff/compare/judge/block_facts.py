@@ -145,6 +145,11 @@ class Apart(NamedTuple):
         """
         return min(self.weights + (unseen if self.sampled else 0.0) + self.inputs, MOST)
 
+    def beyond(self, rounding: float) -> Apart:
+        """Return the distance without what rounding each number explains: layers round their outputs as much."""
+        weights, inputs = (0.0 if error <= rounding else error for error in (self.weights, self.inputs))
+        return self._replace(weights=weights, inputs=inputs)
+
 
 @np.errstate(all="ignore")
 def apart_at_start(diffs: StepDiffs, besides: np.ndarray | None = None) -> Apart:

@@ -87,7 +87,8 @@ class EarlierFlips:
         return {number: mask for number, mask in self.places.items() if (number,) in counts}
 
     def with_places(self, flips: Sequence[Flips]) -> EarlierFlips:
-        """Return these with the places that calls chose otherwise."""
+        """Return these with the places that calls chose otherwise; not by another threshold, or another number."""
+        flips = [each for each in flips if not each.shift and each.chosen.reference == each.chosen.candidate]
         places = dict(self.places)
         for mask in (each.places for each in flips if each.places is not None):
             places[len(mask)] = places.get(len(mask), False) | mask

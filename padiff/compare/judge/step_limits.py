@@ -52,6 +52,7 @@ class StepContext:
 
     Attributes:
         diffs, factor, before: the arguments.
+        dtype: the coarsest dtype of inputs, weights and outputs.
         facts: facts about the diffs' sites.
         bulk: errors without a few elements.
         updates, grads: indices of the last measured update, and gradient, of each parameter.
@@ -72,6 +73,7 @@ class StepContext:
         sites, rows = diffs.sites, diffs.rows
         self.facts = sites.fact(SiteFacts)
         self._dtypes, self._places = self.facts.coarsest, sites.places
+        self.dtype = self._dtypes["forward"]
         self._errors, self.bulk = diffs.relative, bulk_of(diffs)
         grads = diffs.known_places("grad")
         grads = grads[~diffs.troubled[grads]] if diffs.problems else grads
@@ -85,6 +87,8 @@ class StepContext:
         start = diffs.figure_fact(apart_at_start)
         # Noise in a bias before a normalisation shows in outputs, and cancels out before the loss.
         later = apart_at_start(diffs, self.noise) if self.noise.any() else start
+        if before.step < 0 and not diffs.number:  # one side keeps, or is given, what the other one has, rounded
+            start, later = (each.beyond(limits.ROUNDING[self.dtype]) for each in (start, later))
         self.gain = limits.MORE_GAIN * before.gain
         unseen = before.unseen_in(diffs.number) if diffs.number is not None else 0.0
         unseen *= min(1.0, self.gain / limits.GAIN["forward"])
@@ -433,9 +437,10 @@ class StepLimits:
         relative = self._relative("forward")
         if limits.GROWTH * self._handed_on <= relative.value:
             return relative
-        deeper = min(
-            limits.DEEP * relative.value, self._factor * limits.AT_MOST["forward"], limits.GROWTH * self._handed_on
-        )
+        most = self._factor * limits.AT_MOST["forward"]
+        if limits.is_half(self.context.dtype):
+            most = max(most, limits.SLOWLY * self._handed_on)
+        deeper = min(limits.DEEP * relative.value, most, limits.GROWTH * self._handed_on)
         return Limit(deeper, Rule.HANDED_ON) if deeper > relative.value else relative
 
     def _loss_limit(self, place: int, limit: Limit) -> Limit:
