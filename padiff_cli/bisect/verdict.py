@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from padiff.compare import compare_runs
-from padiff.compare.coverage import ranks_of
+from padiff.compare.coverage import first_failed, ranks_of
 from padiff.records import STAGES, Diff, Report
 from padiff.records.diagnostic import Diagnostic, diagnostic_of
 from padiff_cli.bisect.search import BAD, GOOD, SKIP, TrialError
@@ -23,6 +23,7 @@ class Place:
         where: the position in words.
         cause: the cause in words; empty if none is known.
         rank: number of the process.
+        recorded: layer and slot of the recorded tensor that differs first: the position may be a call before it.
     """
 
     step: int
@@ -33,6 +34,7 @@ class Place:
     where: str
     cause: str
     rank: int = 0
+    recorded: tuple[str, str] | None = None
 
     @property
     def order(self) -> tuple[int, int]:
@@ -70,7 +72,9 @@ def place_of(report: Report) -> Place | None:
     cause = "" if brief.cause is None else brief.cause.text
     where = brief.where or first.slot or first.statement
     rank = 0 if first.diff is None else _rank_of(first.diff, report)
-    return Place(first.step, first.stage, first.reference, first.slot, first.diff is None, where, cause, rank)
+    failed = None if first.diff is None else first_failed(report.diffs)
+    recorded = None if failed is None else (failed.pair.anchor.layer, failed.pair.anchor.slot)
+    return Place(first.step, first.stage, first.reference, first.slot, first.diff is None, where, cause, rank, recorded)
 
 
 def judge(place: Place, report: Report, against_bad: Path, trial: Path) -> tuple[str, str]:
@@ -91,7 +95,8 @@ def judge(place: Place, report: Report, against_bad: Path, trial: Path) -> tuple
     if found is None:
         return GOOD, ""
     diff = _diff_at(place, report)
-    if diff is not None and diff.passed:
+    recorded = diff if diff is not None or place.recorded is None else _diff_at(_recorded(place), report)
+    if recorded is not None and recorded.passed:
         return GOOD, f"differs elsewhere: {found.description}"
     if found.order > place.order:
         return GOOD, f"differs later: {found.description}"
@@ -100,10 +105,16 @@ def judge(place: Place, report: Report, against_bad: Path, trial: Path) -> tuple
     if found.order == place.order and diff is not None and not _is_before(found, place, report):
         return BAD, found.description
     # Another difference comes first. The tensor at the place tells more if it is the bad run's.
-    same = _diff_at(place, compare(against_bad, trial, place.step + 1))
+    same = _diff_at(_recorded(place) if diff is None else place, compare(against_bad, trial, place.step + 1))
     if same is not None and same.passed:
         return BAD, found.description
     return SKIP, f"another difference hides the place: {found.description}"
+
+
+def _recorded(place: Place) -> Place:
+    """Return the place of the recorded tensor that differs first."""
+    layer, slot = place.recorded or (place.layer, place.slot)
+    return replace(place, layer=layer, slot=slot)
 
 
 def _diff_at(place: Place, report: Report) -> Diff | None:

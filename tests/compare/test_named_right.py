@@ -107,3 +107,22 @@ def test_no_line_is_made_up_for_a_class_of_the_users():
     ]
     fixes = [layer_fix(framework, Layer("x", type=name, kind=name.lower()), "eps", 1e-5) for name, framework in named]
     assert fixes == ["paddle.nn.BatchNorm2D(..., epsilon=1e-05)", "torch.nn.LayerNorm(..., eps=1e-05)", "", ""]
+
+
+def test_lines_that_lead_to_all_of_a_training_are_not_what_was_edited(monkeypatch):
+    """Two trainings of one script: the lines that start them differ, and make no difference."""
+
+    def trained():
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.LayerNorm(8), torch.nn.Linear(8, 3))
+        with padiff.record(model) as rec:
+            model(torch.randn(16, 6, generator=torch.Generator().manual_seed(1))).pow(2).mean().backward()
+        return rec.run
+
+    reference = trained()
+    norm = torch.nn.functional.layer_norm
+    monkeypatch.setattr(torch.nn.functional, "layer_norm", lambda x, s, w, b, eps: norm(x, s, w, b, 0.1))
+    candidate = trained()
+    cause = padiff.compare_runs(reference, candidate).first_diff.cause
+    assert cause.proven and "epsilon" in cause.sentence, cause
+    assert not any("trained()" in (line.code or "") for line in cause.lines if line is not None), cause

@@ -720,13 +720,20 @@ def _edited_lines(evidence: Evidence) -> Both[Frame | None] | None:
     """Return the only traced line of either side that the other side does not have; `None` if there are several."""
     if evidence.steps is None or len({run.info.framework for run in evidence.runs}) > 1:
         return None
-    frames = evidence.steps.map(
-        lambda step: {frame.code: frame for call in step.trace.calls for frame in call.stack if frame.code}
-    )
+    frames = evidence.steps.map(_inner_frames)
     alone = frames.zip(Both(frames.candidate, frames.reference)).map(
         lambda side: [frame for code, frame in side[0].items() if code not in side[1]]
     )
     return alone.map(lambda found: found[0]) if [len(each) for each in alone] == [1, 1] else None
+
+
+def _inner_frames(step: Step) -> dict[str, Frame]:
+    """Return the traced lines of code, but for those that lead to every call: two trainings may be called anywhere."""
+    stacks = [{frame.code: frame for frame in call.stack if frame.code} for call in step.trace.calls if call.stack]
+    frames: dict[str, Frame] = {}
+    for stack in stacks:
+        frames.update(stack)
+    return {code: frame for code, frame in frames.items() if not all(code in stack for stack in stacks)}
 
 
 def _lines(call: TracedCall | None) -> tuple[str, ...]:
