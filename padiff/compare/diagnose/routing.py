@@ -768,7 +768,7 @@ def _written(diff: Diff, step: Sequence[Diff], evidence: Evidence) -> Cause | No
     trained = any(
         (each.pair.stage, each.pair.anchor.layer, each.pair.anchor.slot) == ("update", layer, slot) for each in step
     )
-    if trained or not diff.pair.step:
+    if trained or not all(diff.pair.step - 1 in run.numbers() for run in evidence.runs):
         return None
     before = evidence.runs.map(lambda run: run.steps(diff.pair.step - 1))
     return None if any(len(side) != 1 for side in before) else _hidden(before.map(lambda side: side[0]), evidence, ())
