@@ -306,6 +306,8 @@ class Description:
             lines = data_lines(sources, names.get(ROOT, set()) | children) | lines
             for key in [each for each in lines if each.startswith(buffer_key(""))]:
                 lines |= used_lines(sources, lines[key], key)
+            for key in [each for each in optimizers if each in lines]:
+                lines |= used_lines(sources, lines[key], f"@{key}")  # of parameter groups
             files = source_digests(lines)
         if not lines:
             return False

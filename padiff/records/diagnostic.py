@@ -86,6 +86,9 @@ _TOKEN, _WORD = re.compile(r"\w+|\S"), re.compile(r"[\w.]+(?:(?<=\de)[-+]\d+)?|\
 _VARIABLE = re.compile(r"(?<![\w.\"'])[A-Za-z_]\w*(?![\w\"'])(?!\s*=(?!=))")
 _ATTRIBUTE = re.compile(r"\bself\.(\w+)")
 _NAMES = re.compile(r"(?<![\w.\"'])[A-Za-z_][\w.]*")
+# Operands that mean the same in both frameworks: names, numbers, functions of Python, and `detach`.
+_ANYTHING = re.compile(".*")
+_MEANT_BY_BOTH = re.compile(r"""(?:[^(\[="']|(?:\bmath\.\w+|\bdetach|\b(?:len|float|int|max|min|abs)|(?<!\w))\(|\[)*""")
 # Share of a line's tokens that are the same in a line that can take its place. Chosen.
 _LIKE = 0.6
 # Names of one argument in code and in causes.
@@ -340,9 +343,11 @@ def code_lines(first: FirstDiff, models: Models | None) -> Both[Frame | None]:
     """
     if models is None:
         return UNKNOWN_LINES if first.cause is None else first.cause.lines
-    chosen = _choices(first, models)
-    if chosen is not None:
-        return chosen
+    return _choices(first, models) or _called_lines(first, models)
+
+
+def _called_lines(first: FirstDiff, models: Models) -> Both[Frame | None]:
+    """Return the lines of `code_lines` for a layer that no table chooses."""
     shown = _lines_of(first, models)
     about = UNKNOWN_LINES if first.cause is None else first.cause.lines
     ends = models.lines.map(lambda lines: [each for key, each in lines.items() if key.startswith("@return:")])
@@ -358,12 +363,15 @@ def code_lines(first: FirstDiff, models: Models | None) -> Both[Frame | None]:
     # A call that both sides have alike is given another value where the layer, or one around it, is made.
     paths, words = Both(first.reference, first.candidate), _words(first.cause)
     while all(paths):
-        made = models.lines.zip(paths).map(lambda side: side[0].get(side[1] or ROOT))
+        made = models.lines.zip(paths).map(lambda side: side[0].get(side[1] or ""))
         if made.reference is not None and made.candidate is not None:
             candidate, reference = made.candidate.code, made.reference.code
             if _named_spans(candidate, reference, words) or _named_spans(reference, candidate, words):
                 return made
-        paths = paths.map(lambda path: str(path).rpartition(".")[0])
+            is_setting = first.cause is not None and first.cause.kind == "layer_setting"
+            if is_setting and candidate != reference and not _is_ported(models):
+                return made  # gives the setting under another name
+        paths = paths.map(lambda path: str(path).rpartition(".")[0] or (ROOT if path != ROOT else ""))
     at_start = (
         first.stage == "weight"
         and not first.step
@@ -399,14 +407,16 @@ def _started(first: FirstDiff, models: Models) -> Both[Frame | None]:
     of what makes the model.
     """
     making = re.compile(rf"self\.{re.escape(first.slot)}\s*[:=]")
-    weights = models.lines.map(
-        lambda lines: [each for key, each in lines.items() if key.startswith("@init:") and making.match(each.code)]
-    )
+    inits = models.lines.map(lambda lines: [each for key, each in lines.items() if key.startswith("@init:")])
+    weights = inits.map(lambda frames: [each for each in frames if making.match(each.code)])
     if all(len(frames) == 1 for frames in weights):
         return weights.map(lambda frames: frames[0])
     changed = _changed_line(models, "@init:")
     if changed is not None and all(changed):
         return changed
+    arguments = [each for pair in map(Both, *inits) if (each := _changed_argument(models, pair)) is not None]
+    if len({each for _, each in arguments}) == 1:
+        return arguments[0][1]
     models_lines = models.lines.map(lambda lines: lines.get(ROOT))
     return models_lines.map(lambda frame: frame and frame._replace(code=frame.code.partition("\n")[0]))
 
@@ -421,7 +431,12 @@ def _lines_of(first: FirstDiff, models: Models) -> Both[Frame | None]:
             return defined
         # Of a value that both define alike, another one is used, or it is computed of another one.
         changed = None if defined == frames else _changed_argument(models, defined)
-        return changed[1] if changed is not None else defined if is_same(*frames) else frames
+        # One argument that both write alike may mean another thing in the other framework.
+        texts = frames.map(lambda frame: frame and _named_value(frame.code, _words(first.cause)))
+        is_read_alike = _is_ported(models) and (
+            is_same(*frames) or (bool(texts.candidate) and texts.reference == texts.candidate)
+        )
+        return changed[1] if changed is not None else defined if is_read_alike else frames
 
     kind = "" if first.cause is None else first.cause.kind
     role = _role(first, kind)
@@ -430,6 +445,9 @@ def _lines_of(first: FirstDiff, models: Models) -> Both[Frame | None]:
     if kind == "learning_rate" and first.cause is not None and _PACE.search(first.cause.sentence):
         role = ("@scheduled", *role)  # the schedule is right, and goes on at other steps
     in_role = models.lines.map(lambda lines: next((lines[each] for each in role if each in lines), None))
+    clears = "@zero_grad" in role and any(key.startswith("@zero_grad") for key in models.lines.candidate)
+    cleared = _changed_line(models, role[0]) if clears else None
+    in_role = cleared or in_role  # one optimizer of several is left out
     frames = models.stacks.zip(models.lines).map(lambda side: [*chain(*side[0].values()), *side[1].values()])
     called = first.code.zip(first.stacks.zip(frames)).map(lambda side: side[0] or _innermost(side[1]))
     if (first.stage == "input" or kind == "labels") and kind not in _NOT_OF_DATA:
@@ -479,6 +497,9 @@ def _lines_of(first: FirstDiff, models: Models) -> Both[Frame | None]:
         calls = _optimizers(first, models)
         shown = written(calls)
         if first.cause is not None and _SPARED.search(first.cause.sentence):
+            chosen = _changed_line(models, "@optimizer.")
+            if chosen is not None and all(chosen):
+                return chosen  # the code that chooses the parameters of a group
             shown = replace(shown, candidate=calls.candidate)  # the value is right, for fewer parameters
         schedules = models.lines.map(lambda lines: lines.get("@scheduler"))
         if kind == "learning_rate" and all(schedules) and (is_same(*shown) or not _starts_otherwise(shown)):
@@ -488,6 +509,12 @@ def _lines_of(first: FirstDiff, models: Models) -> Both[Frame | None]:
         return written(made)
     called = called.zip(made).map(lambda side: side[0] or side[1])
     return _attributes(models.lines, called, first)
+
+
+def _named_value(code: str, words: str) -> str:
+    """Return the text of the first keyword argument in a line that words name; empty if there is none."""
+    named = (code[slice(*at)].partition("=")[2] for name, at in _arguments(code) if named_at(words, name) is not None)
+    return next(named, "")
 
 
 def _starts_otherwise(shown: Both[Frame | None]) -> bool:
@@ -538,20 +565,23 @@ def _changed_line(models: Models, role: str) -> Both[Frame | None] | None:
         role: start of the lines' keys.
     """
     sides = models.lines.map(lambda lines: [frame for key, frame in lines.items() if key.startswith(role)])
-    if _is_ported(models):
+    by_numbers = _is_ported(models) and role != "@zero_grad"
+    if by_numbers:
         sides = sides.map(lambda frames: [frame for frame in frames if _numbers(frame)])
         codes = sides.map(lambda frames: [str(sorted(map(float, _numbers(frame)))) for frame in frames])
+        if len({*codes.map(tuple)}) == 1:  # the same numbers, in another order
+            codes = sides.map(lambda frames: [str(_NUMBER.findall(frame.code)) for frame in frames])
     else:
         codes = sides.map(lambda frames: [_plain_code(frame.code) for frame in frames])
     changed: list[Both[Frame | None]] = []
     matcher = difflib.SequenceMatcher(a=codes.reference, b=codes.candidate, autojunk=False)
     for kind, first, last, start, end in matcher.get_opcodes():
-        if kind != "equal" and (kind == "replace" or not _is_ported(models)):
+        if kind != "equal" and (kind == "replace" or not by_numbers):
             old, new = sides.reference[first:last], sides.candidate[start:end]
             if len(old) == len(new):
                 changed += map(Both, old, new)
-            elif len(new) == 1 and not _is_ported(models):
-                changed.append(Both(None, new[0]))
+            elif len(old) + len(new) == 1:
+                changed.append(Both(*(next(iter(frames), None) for frames in (old, new))))
             else:
                 return None
     return changed[0] if len(changed) == 1 else None
@@ -608,7 +638,7 @@ def _numbers(frame: Frame | None) -> frozenset[str]:
 
 def _plain_code(code: str) -> str:
     """Return a line of code without what a framework calls its own."""
-    return re.sub(r"\b(?:torch|paddle)\.", "", code)
+    return re.sub(r"\b(?:torch|paddle)\.", "", code).replace("clear_grad", "zero_grad")
 
 
 def is_same(reference: Frame | None, candidate: Frame | None) -> bool:
@@ -641,7 +671,7 @@ def _role(first: FirstDiff, kind: str) -> tuple[str, ...]:
     if kind in _OF_LOADER:
         return ("@loader",)
     if kind in ("mode", "not_called"):
-        return ("@eval",)
+        return "@train", "@eval"
     if first.stage == "loss":
         function = first.slot.partition("()")[0]
         if first.slot == "loss":
@@ -662,7 +692,13 @@ def _defined(lines: Mapping[str, Frame], made: Frame | None, first: FirstDiff) -
         if key.startswith(head)
     ]
     named = min(((at, *rest) for at, *rest in found if at is not None), default=None)
-    return made if named is None else list(lines.values())[named[-1]]
+    frame = made if named is None else list(lines.values())[named[-1]]
+    if _numbers(frame) or named is None:
+        return frame
+    # The value is made of another one, which the line reads.
+    read = {each for key, each in lines.items() if key.startswith(f"{frame.file}:{frame.line}#")}
+    read = {each for each in read if _shares_number(each.code, words)}
+    return read.pop() if len(read) == 1 else frame
 
 
 def _words(cause: Cause | None) -> str:
@@ -732,8 +768,8 @@ def brief_fault(first: FirstDiff, models: Models | None, runs: Both[str] | None 
         left = f"{cause.remaining:.2g} times rounding noise" if cause.remaining else "equal to the bit"
         size += f"; with the fix {left}"
     words = _words(cause)
-    frames = code_lines(first, models)
     chosen = None if models is None else _choices(first, models)
+    frames = code_lines(first, None) if models is None else chosen or _called_lines(first, models)
     if cause is not None and cause.kind == "learning_rate" and models is not None:
         argument = _changed_argument(models, models.lines.map(lambda lines: lines.get("@scheduler")))
         words = (argument[0] if argument is not None else _changed_keyword(frames)) or words
@@ -784,22 +820,20 @@ def _fix(
     if cause is None:
         return None
     if cause.fix and not _is_scheduled(cause, lines, models):
-        given = None if old is None else _with_norm(old, cause.fix)
-        fix = BriefFix(_named_as_made(_filled(cause.fix, models, runs), first, models) if given is None else given)
+        text = re.sub(r"^optimizer(?=\.)", _optimizer_name(first, models), cause.fix)
+        fix = BriefFix(_named_as_made(_filled(text, models, runs), first, models))
         new = "" if old is None else _with_argument(old, cause.fix)
         replaced = "" if old is None or new else _with_number(old, cause)
         if replaced:
             fix, new = BriefFix(replaced), replaced
         called = _CALLED.search(cause.fix)
         is_called = bool(new) and called is not None and old is not None and called[1] in old.code
-        if old is not None and not is_called and not replaced and given is None and "  # line" not in cause.fix:
+        if old is not None and not is_called and not replaced and "  # line" not in cause.fix:
             new = _reference_line(cause, lines, models) or new
             fix = BriefFix(new) if new and new != old.code else fix
     else:
         new = "" if old is None else _with_reduction(old, cause)
         new = new or _reference_line(cause, lines, models) or ("" if old is None else _with_number(old, cause))
-        if cause.proven and lines.reference is not None and old is not None:
-            new = new or _with_reference_argument(old, lines.reference)
         new = "" if old is not None and new == old.code else new
         if not new:
             is_data = first.stage == "input"
@@ -809,6 +843,15 @@ def _fix(
     if old is None or new in ("", old.code):
         return fix
     return replace(fix, file=old.file, line=old.line, old=old.code, new=new)
+
+
+def _optimizer_name(first: FirstDiff, models: Models | None) -> str:
+    """Return the variable of the candidate's optimizer that a parameter belongs to, or `optimizer`."""
+    keys = {} if models is None else models.optimized.candidate
+    key = keys.get(f"{first.candidate}/{first.slot}", "").partition(".group.")[0]
+    frame = None if models is None else models.lines.candidate.get(key)
+    named = None if frame is None else re.match(r"([\w.]+)\s*=(?!=)", frame.code)
+    return "optimizer" if named is None else named[1]
 
 
 def _with_choice(
@@ -832,20 +875,27 @@ def _reference_line(cause: Cause, lines: Both[CodeLine | None], models: Models |
     Of two frameworks, lines that differ by more than their numbers may call other functions by one name.
     """
     old, reference = lines.candidate, lines.reference
-    # That one call is given other arguments, or another rate is used, is read off both runs.
-    is_known = cause.proven or cause.kind in ("call_arguments", "learning_rate")
+    # That one call is given other arguments, another rate is used, or one side detaches, is read off both runs.
+    is_known = cause.proven or cause.kind in ("call_arguments", "learning_rate", "detached")
     if not is_known or old is None or reference is None or models is None:
         return ""
     if _is_ported(models) and _NUMBER.search(cause.fix) and not _shares_number(reference.code, cause.fix):
         return ""  # one name has other values in the other framework, such as `momentum`
+    if any(
+        key.startswith("optimizer.") and each.code == reference.code for key, each in models.lines.candidate.items()
+    ):
+        return ""  # the candidate has that group, too
     is_same_but_numbers = len({_NUMBER.sub("0", line.code) for line in (old, reference)}) == 1
     if cause.kind == "loss_term_weight" and not is_same_but_numbers and not _is_of_weight(old.code, reference.code):
         return ""  # the lines make the term, and do not weigh it
-    if _is_ported(models) and not is_same_but_numbers and not _is_without(old.code, reference.code):
-        return _with_reference_part(old, reference, models) if cause.proven else ""
-    codes = [frame.code for frame in models.lines.candidate.values() if frame.file == old.file]
+    frames = chain(models.lines.candidate.values(), *models.stacks.candidate.values())
+    codes = [frame.code for frame in frames if frame.file == old.file]
     names = {name for code in codes for pattern in (_VARIABLE, _ATTRIBUTE) for name in pattern.findall(code)}
-    return _like_reference(old.code, reference.code, names)
+    is_other = _is_ported(models) and not is_same_but_numbers and not _is_without(old.code, reference.code)
+    if is_other and not _is_without(reference.code, old.code, _MEANT_BY_BOTH):
+        return _with_reference_part(old, reference, models) if cause.proven else ""
+    whole = _like_reference(old.code, reference.code, names)
+    return whole or (_with_reference_part(old, reference, models) if cause.proven else "")
 
 
 def _is_of_weight(code: str, other: str) -> bool:
@@ -876,12 +926,13 @@ def _with_reference_part(candidate: CodeLine, reference: CodeLine, models: Model
     return f"{candidate.code[:start]}{part}{candidate.code[end:]}"
 
 
-def _is_without(candidate: str, reference: str) -> bool:
-    """Return True if the reference's line is the candidate's without some operands or arguments."""
-    texts = [_TOKEN.findall(code) for code in (candidate, reference)]
+def _is_without(code: str, shorter: str, but: re.Pattern[str] = _ANYTHING) -> bool:
+    """Return True if a line is another one without some operands or arguments, all of which match a pattern."""
+    texts = [_TOKEN.findall(line) for line in (code, shorter)]
     matcher = difflib.SequenceMatcher(a=texts[0], b=texts[1], autojunk=False)
     changed = [each for each in matcher.get_opcodes() if each[0] != "equal"]
-    return bool(changed) and all(each[0] == "delete" for each in changed)
+    parts = ["".join(texts[0][first:last]) for _, first, last, _, _ in changed]
+    return bool(changed) and all(each[0] == "delete" for each in changed) and all(map(but.fullmatch, parts))
 
 
 def _is_scheduled(cause: Cause, lines: Both[CodeLine | None], models: Models | None) -> bool:
@@ -899,6 +950,11 @@ def _with_argument(line: CodeLine, fix: str) -> str:
     if call is None or line.span is None:
         return ""
     start, end = line.span
+    own, name = (re.match(r"(?:\w+\.)*(\w+)\(", text) for text in (line.code[start:end], fix))
+    # A loss has a class and a function.
+    if own and name and own[1] != name[1] and loss_key(own[1]) == loss_key(name[1]) and line.code[end - 1] == ")":
+        comma = ", " * (not line.code[: end - 1].endswith("("))
+        return f"{line.code[: end - 1]}{comma}{call[1]}={call[2]}{line.code[end - 1 :]}"
     given = re.fullmatch(rf"({call[1]}\s*=\s*)(.*)", line.code[start:end])
     value = call[2]
     if given is not None and "(" in given[2]:  # a tensor is made of the list
@@ -931,9 +987,17 @@ def _with_number(line: CodeLine, cause: Cause) -> str:
     numbers = [each for each in numbers if cause.fix or len(each) < _ROUNDED]
     if not cause.fix and "+" in cause.kind:
         return ""  # one number is not all of several causes
-    if len(values) != 1 or len(numbers) != 1 or " for n, p in " in cause.fix or "[" in cause.fix:
+    if len(numbers) != 1 or len(values) > 1 or " for n, p in " in cause.fix or "[" in cause.fix:
         return ""
-    reference, candidate = map(float, values[0] if cause.sentence.find(" against ") >= 0 else reversed(values[0]))
+    pairs = [each if " against " in cause.sentence else each[::-1] for each in values]
+    marked = _NUMBER.findall(line.code[slice(*line.span)]) if line.span is not None and cause.fix else []
+    if len(marked) == 1 and not any(float(each[0]) == float(numbers[0]) for each in pairs):
+        # The cause says both in other words, or as the other framework counts.
+        is_said = _shares_number(marked[0], cause.sentence) and float(marked[0]) != float(numbers[0])
+        pairs = [(numbers[0], marked[0])] if is_said else []
+    if not pairs:
+        return ""
+    reference, candidate = map(float, pairs[0])
     places = [each for each in _NUMBER.finditer(line.code) if float(each[0]) == candidate]
     if cause.kind == "loss_term_weight":  # a product, or the value that a name, an entry or an option has
         around = [(line.code[: each.start()].rstrip()[-1:], line.code[each.end() :].lstrip()[:1]) for each in places]
@@ -988,33 +1052,9 @@ def _unchecked(candidate: CodeLine, reference: CodeLine, models: Models | None, 
     matcher = difflib.SequenceMatcher(a=texts[0], b=texts[1], autojunk=False)
     is_one = sum(each[0] != "equal" for each in matcher.get_opcodes()) == 1
     codes = {_NUMBER.sub("0", line.code) for line in (candidate, reference)}
-    if not is_one or (models is not None and _is_ported(models) and len(codes) > 1):
+    if not (is_one or (is_data and len(codes) == 1)) or (models is not None and _is_ported(models) and len(codes) > 1):
         return ""
     return _like_reference(candidate.code, reference.code)
-
-
-def _with_reference_argument(candidate: CodeLine, reference: CodeLine) -> str:
-    """Return the candidate's line with the reference's value of the marked argument of a schedule, whose name is the
-    same in both; empty if another part is marked.
-    """
-    parts = [line.code[slice(*line.span)] if line.span is not None else "" for line in (candidate, reference)]
-    names = [_KEYWORD.match(part) for part in parts]
-    if None in names or names[0][1] != names[1][1] or not names[0][1]:  # type: ignore[index]
-        return ""
-    if not _OF_SCHEDULE.search(names[0][1]) or not _PLAIN.fullmatch(parts[1]):  # type: ignore[index]
-        return ""
-    start, end = candidate.span or (0, 0)
-    return f"{candidate.code[:start]}{parts[1]}{candidate.code[end:]}"
-
-
-def _with_norm(line: CodeLine, fix: str) -> str | None:
-    """Return the marked argument of a trainer or a config that clips gradients, with the norm of a fix that calls a
-    function to clip; `None` if there is none.
-    """
-    norm = re.fullmatch(r"[\w.]*clip_grad_norm_\(.*, ([\d.e+-]+)\)", fix)
-    start, end = line.span or (0, 0)
-    given = re.fullmatch(r"((?:max_grad_norm|gradient_clip_val)\s*=\s*)[\d.e+-]+", line.code[start:end])
-    return f"{given[1]}{norm[1]}" if norm is not None and given is not None else None
 
 
 def _like_reference(candidate: str, reference: str, variables: Collection[str] = ()) -> str:
@@ -1177,6 +1217,10 @@ def _span(code: str, other: str, words: str, call: str) -> list[int] | None:
     number = _changed_number(code, other)
     if number is not None:
         return number[0]
+    said = [at for _, at in _arguments(code) if _PLAIN.fullmatch(code[slice(*at)]) and
+            _shares_number(code[slice(*at)], words)]  # fmt: skip
+    if len(said) == 1:
+        return said[0]
     names = dict.fromkeys(_CALLED.findall(f"{call} {words}"))
     calls = [span for name in names for span in _calls(code, rf"{re.escape(name)}\(")]
     calls = calls or (_calls(code, r"\w+\(")[:1] if others else [])  # the call lacks the other's argument

@@ -164,9 +164,8 @@ def _fault_lines(fault: BriefFault, page: _Page) -> Iterator[Line]:
     candidate, reference = fault.places.candidate, fault.places.reference
     places = [line for line in (candidate, reference) if line is not None]
     column = max((columns(f"{line.file}:{line.line}") for line in places), default=0)
-    code = [
-        each for line in places for each in _code_lines(line, "-->" if line is candidate else "   ", column, page.width)
-    ]
+    arrows = {False: "   " if candidate else "ref", True: "-->"}
+    code = [each for line in places for each in _code_lines(line, arrows[line is candidate], column, page.width)]
     # The file and the line stand in the first lines that a reader sees, however long the cause is.
     yield from [*causes, *code] if len(causes) <= _SHORT else [*code, *causes]
     if fault.fix is not None:

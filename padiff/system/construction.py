@@ -33,6 +33,7 @@ _ROLES = {
     "@backward": ("backward",),
     "@loader": ("DataLoader",),
     "@eval": ("eval",),
+    "@train": ("train",),
 }  # fmt: skip
 # Arguments of a trainer that stand for a role.
 _ARGUMENTS = {"@clip": {"gradient_clip_val", "max_grad_norm"}, "@loader": {"shuffle"}}
@@ -73,6 +74,7 @@ _FIELDS = ("field", "Field")
 # Files of configs that the source or the command line names, and a line of one that defines a plain value or begins a
 # section: in YAML, TOML or JSON, one value a line.
 _CONFIG, _NAMED = re.compile(r"[^\n]+\.(?:ya?ml|json|toml)"), re.compile(r"""["']([^"']+\.(?:ya?ml|json|toml))["']""")
+_QUOTED = re.compile(r"""["']([^"']+)["']""")
 _ENTRY = re.compile(
     r"""(\s*)(?:- )?["']?([A-Za-z_]\w*)["']?\s*[:=]\s*"""
     r"""(["']?[A-Za-z_]+["']?|[-+]?[\d.][\w.+-]*|\[[-+\w., ]*\])\s*,?\s*(?:\#.*)?"""
@@ -356,6 +358,7 @@ class _Search:
                     values = source.variables.get((scope, name)) or source.variables.get((None, name), [])
                     called = values[0] if len(values) == 1 and isinstance(call.func, ast.Name) else call.func
                     is_chosen = isinstance(called, ast.Subscript) or called_name(called) in ("getattr", "get")
+                    is_chosen |= bool(self._passed(called, _Found(source, call)))
                     if is_chosen and _PARAMETERS.search(ast.unparse(call)):
                         places.append(_Found(source, call))
         return places
@@ -373,6 +376,8 @@ class _Search:
                 if name in _LOSSES or (name.endswith(_LOSS) and name != _LOSS):
                     role = loss_key(name)
                 for call in calls:
+                    if role == "@train" and (isinstance(call.func, ast.Name) or self._is_method(name)):
+                        continue  # a function or a trainer of the user's
                     given = set() if name in _DICTS else {keyword.arg for keyword in call.keywords}
                     by_argument = next((each for each, names in _ARGUMENTS.items() if given & names), "")
                     each = (
@@ -389,7 +394,8 @@ class _Search:
                     if each:
                         found.setdefault(each, []).append(_Found(source, call))
         roles = {role: calls[0] for role, calls in found.items() if len(calls) == 1}
-        roles |= {f"@init:{k}": each for k, each in enumerate(found.get("@init", ()))}
+        several = [role for role in ("@init", "@zero_grad") if role == "@init" or role not in roles]
+        roles |= {f"{role}:{k}": each for role in several for k, each in enumerate(found.get(role, ()))}
         rates = [_Found(source, rate) for source in self._sources for rate in source.rates]
         if "@scheduler" not in found and len(rates) == 1:
             roles["@scheduler"] = rates[0]
@@ -425,6 +431,10 @@ class _Search:
         if len(order) == 3 and len(scopes) == 1 and places == sorted(places):
             roles["@zeroed"] = roles["@zero_grad"]
         return roles
+
+    def _is_method(self, name: str) -> bool:
+        functions = [source.functions[name] for source in self._sources if name in source.functions]
+        return any(each.args.args and each.args.args[0].arg == "self" for each in functions)
 
     def groups(self, optimizer: _Found) -> Iterator[tuple[str, _Found]]:
         """Yield the entries of an optimizer's parameter groups, as ``0.weight_decay``, if the source lists them."""
@@ -681,14 +691,23 @@ class _Search:
         """
         if isinstance(value, (ast.Tuple, ast.List)):
             return [(each, found) for each in value.elts]
+        passed = self._passed(value, found) if depth <= _DEEPEST else []
+        return self._elements(*passed[0], depth + 1) if len(passed) == 1 else []
+
+    def _passed(self, value: ast.expr, found: _Found) -> list[tuple[ast.expr, _Found]]:
+        """Return what calls of the function around give for an expression that is a parameter, each with its call."""
         scope = found.source.scopes.get(found.node)
         names = [] if scope is None else [each.arg for each in (*scope.args.args, *scope.args.kwonlyargs)]
-        if scope is None or not isinstance(value, ast.Name) or value.id not in names or depth > _DEEPEST:
+        if scope is None or not isinstance(value, ast.Name) or value.id not in names:
             return []
-        place = names.index(value.id) - (names[0] in ("self", "cls"))
-        calls = self._given(found.source.names[scope], value.id, place)
-        passed = argument(calls[0].node, value.id, place) if len(calls) == 1 else None
-        return [] if passed is None else self._elements(passed, calls[0], depth + 1)
+        is_method = names[0] == "self" or any(key_of(each) == "classmethod" for each in scope.decorator_list)
+        place = names.index(value.id) - is_method
+        passed = [
+            (argument(each.node, value.id, place), each)
+            for each in self._given(found.source.names[scope], value.id, place)
+            if each.node is not found.node
+        ]
+        return [(value, each) for value, each in passed if value is not None]
 
     def _definition(self, value: ast.expr, found: _Found, parts: set[ast.AST], depth: int = 0) -> _Found | None:
         """Return the plain value that an expression in a call reads, if there is one definition of its name.
@@ -708,16 +727,13 @@ class _Search:
         is_name = isinstance(value, ast.Name)
         function = found.source.names[scope] if is_name and scope is not None and name in parameters else ""
         if function:
-            place = parameters.index(name) - (parameters[0] in ("self", "cls"))
-            given = [each for each in self._given(function, name, place) if each.node is not found.node]
-            if given:
+            passed = self._passed(value, found)
+            if passed:
                 if depth > _DEEPEST:
                     return None
-                passed = [(each, argument(each.node, name, place)) for each in given]
                 read = [
                     _Found(each.source, value) if is_plain(value) else self._definition(value, each, parts, depth + 1)
-                    for each, value in passed
-                    if value is not None
+                    for value, each in passed
                 ]
                 # Several calls that hand on one value have it.
                 return read[0] if len({None if each is None else each.node for each in read}) == 1 else None
@@ -996,7 +1012,8 @@ def _configs(sources: Iterable[Source]) -> Iterator[Source]:
     """
     names = [(os.getcwd(), word.rpartition("=")[2]) for word in sys.argv[1:]]
     for source in sources:
-        texts = [text for line in source.lines for text in _NAMED.findall(line)]
+        # `os.path.join(root, "config", "base.yaml")` names a file in a folder.
+        texts = [text for line in source.lines for text in (*_NAMED.findall(line), "/".join(_QUOTED.findall(line)))]
         names += [(folder, text) for text in texts for folder in (os.getcwd(), os.path.dirname(source.file))]
     paths = dict.fromkeys(os.path.abspath(os.path.join(*each)) for each in names if _CONFIG.fullmatch(each[1]))
     for path in list(paths)[:_MOST_FILES]:

@@ -146,17 +146,6 @@ def _spelled(text: str, before: str) -> str:
     return f"{text}.0" if text.isdigit() and re.fullmatch(r"[-\d]+\.\d*", before) else text
 
 
-def parsed_call(fix: str) -> ast.Call | None:
-    """Return the call that a fix of the diagnostic shows, such as ``LayerNorm(..., eps=1e-05)``."""
-    try:
-        tree = ast.parse(fix.partition("  #")[0].partition(", or ")[0].strip())
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return None
-    node = tree.body[0] if len(tree.body) == 1 else None
-    # An argument, such as `grad_clip=...`, is read as an assignment.
-    return node.value if isinstance(node, (ast.Expr, ast.Assign)) and isinstance(node.value, ast.Call) else None
-
-
 def called_function(call: ast.Call) -> str:
     """Return the common name of a called function."""
     return common_call(last_name(call.func))

@@ -12,7 +12,8 @@ from typing import Any
 from padiff.records import Both, Difference, FirstDiff, Models
 from padiff.records.diagnostic import code_lines
 from padiff.system.frames import Frame
-from padiff_cli.fix.source import Project, Source
+from padiff_cli.fix.source import Project, Source, last_name
+from padiff_cli.fix.vocabulary import number_of
 
 # Characters of a line in a run folder: a longer line was cut.
 _LONGEST = 200
@@ -70,6 +71,14 @@ class Fault:
         return "" if self.first.cause is None else self.first.cause.fix
 
     @property
+    def clipping(self) -> tuple[str, float]:
+        """Return the function or class by which the reference clips, and its limit; an empty name if not known."""
+        call = parsed_call(self.fix) if self.kind.startswith("clip") else None
+        numbers = [] if call is None else [number_of(node) for node in ast.walk(call) if isinstance(node, ast.expr)]
+        limits = [each for each in numbers if each is not None]
+        return ("", 0.0) if call is None or not limits else (last_name(call.func), limits[0])
+
+    @property
     def frameworks(self) -> tuple[str, str]:
         """Return the names of both frameworks."""
         names = [name.partition(" ")[0] for name in self.models.frameworks]
@@ -107,6 +116,17 @@ def parsed_line(code: str) -> ast.AST | None:
         if len(tree.body) == 1:
             return _part(tree.body[0], text)
     return None
+
+
+def parsed_call(fix: str) -> ast.Call | None:
+    """Return the call that a fix of the diagnostic shows, such as ``LayerNorm(..., eps=1e-05)``."""
+    try:
+        tree = ast.parse(fix.partition("  #")[0].partition(", or ")[0].strip())
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
+    node = tree.body[0] if len(tree.body) == 1 else None
+    # An argument, such as `grad_clip=...`, is read as an assignment.
+    return node.value if isinstance(node, (ast.Expr, ast.Assign)) and isinstance(node.value, ast.Call) else None
 
 
 def nodes_at(source: Source, line: int, reference: ast.AST) -> Iterator[ast.AST]:

@@ -54,7 +54,6 @@ _ARGUMENTS = {
 }
 _CLASSES = frozenset(("TrainingArguments", "Seq2SeqTrainingArguments", "PretrainingTrainingArguments", "SFTConfig"))
 _LIGHTNING = "Trainer"
-_CLIP = re.compile(r"(clip_grad_norm_|clip_grad_value_|ClipGradByGlobalNorm|ClipGradByValue)\(.*?([\d.e+-]+)\)")
 # Settings whose effect on the optimizer's step a trainer decides.
 _RATES = ("warm-up steps", "the schedule of the learning rate", "steps of the whole training")
 
@@ -245,9 +244,9 @@ def trainer_arguments(fault: Fault, project: Project) -> Iterator[Proposal]:
             for name in _ARGUMENTS[difference.name]:
                 yield from _set(project, calls, name, difference.values.reference)
     yield from _rate(fault, project, calls)
-    clip = _CLIP.search(fault.fix) if fault.kind.startswith("clip") else None
-    if clip is not None:
-        limit, by_norm = float(clip[2]), "orm" in clip[1]
+    function, limit = fault.clipping
+    if function:
+        by_norm = "orm" in function
         of_lightning = [(source, call) for source, call in calls if _keyword(call, "gradient_clip_val") is not None]
         yield from _set(project, calls, "max_grad_norm", limit if by_norm else None)
         yield from _set(project, of_lightning, "gradient_clip_algorithm", "norm" if by_norm else "value")

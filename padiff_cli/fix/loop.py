@@ -10,7 +10,7 @@ from itertools import permutations, product
 
 from padiff.frameworks.catalog import number_text
 from padiff.records.recorded import ROOT
-from padiff_cli.fix.drafts import CALLS, LINES, OTHERS, Drafts, parsed_call
+from padiff_cli.fix.drafts import CALLS, LINES, OTHERS, Drafts
 from padiff_cli.fix.matching import Change, Match, UnwritableError, Writer
 from padiff_cli.fix.source import (
     Edit,
@@ -97,10 +97,10 @@ class LoopRules(Drafts):
                 for call in source.calls("zero_grad", "clear_grad")
                 if isinstance(statement := source.statement_around(call), ast.Expr) and statement.value is call
             ]
-            backward = next(
-                (source.statement_around(call) for call in source.calls("backward") if _near(source, call, step)), None
-            )
+            near = [source.statement_around(call) for call in source.calls("backward") if _near(source, call, step)]
+            passes = [each for each in near if each is not None and each.lineno < step.lineno]
             for call, statement in calls:
+                backward = passes[0] if passes else None
                 if backward is not None and backward.lineno < statement.lineno < step.lineno:
                     text = source.code(call)
                     edits = (line_removed(source, statement), line_before(source, backward, text))
@@ -108,6 +108,10 @@ class LoopRules(Drafts):
                 loop = source.parents.get(step)
                 if isinstance(loop, (ast.For, ast.While)) and source.parents.get(statement) is not loop:
                     yield Proposal(_moved(source, statement, step), "gradients are zeroed after each step", CALLS)
+            owners = [dotted(call.func.value) for call, _ in calls if isinstance(call.func, ast.Attribute)]
+            if passes and owners and name not in owners:  # another optimizer's are zeroed
+                edit = line_before(source, passes[-1], f"{name}.{method}()")
+                yield Proposal((edit,), f"gradients of `{name}` are zeroed before the backward pass", CALLS - 0.1)
             if not source.calls("zero_grad", "clear_grad"):
                 yield Proposal(
                     (line_after(source, step, f"{name}.{method}()"),), "gradients are zeroed after each step", CALLS
@@ -165,13 +169,10 @@ class LoopRules(Drafts):
         kind = self._fault.kind
         if not kind.startswith("clip"):
             return
-        fix = self._fault.fix
-        limits = [number_of(node) for node in ast.walk(parsed_call(fix) or ast.Module([], []))
-                  if isinstance(node, ast.expr)]  # fmt: skip
-        limit = next((each for each in limits if each is not None), None)
+        function, limit = self._fault.clipping
         own = [(source, call) for source, call in self._project.calls("clip_grad_norm_", "clip_grad_value_")]
-        if limit is not None and not own and self._framework == "torch":
-            name = "clip_grad_value_" if "clip_grad_value_" in fix else "clip_grad_norm_"
+        if function and not own and self._framework == "torch":
+            name = "clip_grad_value_" if function == "clip_grad_value_" else "clip_grad_norm_"
             for source, step, _ in self._optimizer_steps():
                 model = _model_of(source, step)
                 head = source.spelled(f"torch.nn.utils.{name}")
@@ -187,11 +188,10 @@ class LoopRules(Drafts):
             if isinstance(behind, ast.Expr) and before is not None and behind.lineno > before.lineno:
                 moves = (line_removed(source, behind), line_before(source, before, source.code(clip)))
                 yield Proposal(moves, "gradients are clipped before the optimizer's step", CALLS)
-        if limit is not None and self._framework == "paddle" and "grad_clip" in fix:
-            kinds = re.findall(r"ClipGradBy(?:GlobalNorm|Norm|Value)", fix)
-            for source, made in self._project.catalog_calls("optimizer") if kinds else ():
+        if function.startswith("ClipGradBy"):
+            for source, made in self._project.catalog_calls("optimizer"):
                 if not any(keyword.arg == "grad_clip" for keyword in made.keywords):
-                    value = ast.parse(f"paddle.nn.{kinds[0]}({number_text(limit)})", mode="eval").body
+                    value = ast.parse(f"paddle.nn.{function}({number_text(limit)})", mode="eval").body
                     yield from self._written(source, Match(0.0), [Change("add", made, "grad_clip", value)], CALLS)
         has_none = "the reference does not" in self._fault.words or "not set against" in self._fault.words
         if has_none and self._models.lines.reference.get("@clip") is None:

@@ -13,8 +13,8 @@ from padiff.frameworks.catalog import LAYERS, number_text
 from padiff.model.equivalents import common_kind
 from padiff.records.diagnostic import brief_fault
 from padiff.system.frames import Frame
-from padiff_cli.fix.drafts import FIX, LINES, NUMBERS, OTHERS, SIGNED, Drafts, called_function, parsed_call
-from padiff_cli.fix.fault import Fault, nodes_at
+from padiff_cli.fix.drafts import FIX, LINES, NUMBERS, OTHERS, SIGNED, Drafts, called_function
+from padiff_cli.fix.fault import Fault, nodes_at, parsed_call
 from padiff_cli.fix.hyperparameters import parameter_groups, trainer_arguments
 from padiff_cli.fix.insertions import insertions, literals, places
 from padiff_cli.fix.loop import LoopRules
@@ -114,7 +114,7 @@ class Rules(Drafts):
 
     def _shown(self) -> Iterator[Proposal]:
         """Yield the edit that the verdict shows, if the new line is made of names that the old line or the catalog has,
-        of further names of the file that it does not call, of numbers, and of no other texts than words.
+        of further names of the file that it does not call, of numbers, and of no other texts than words and the file's.
         """
         fix = brief_fault(self._first, self._models).fix
         source = None if fix is None or fix.file is None else self._project.get(fix.file)
@@ -125,7 +125,9 @@ class Rules(Drafts):
         others = [each for each in _IDENTIFIER.finditer(fix.new) if each[0] not in known and not kind_of(each[0])]
         may_be_written = all(each[0] in source.names and fix.new[each.end() :][:1] != "(" for each in others)
         texts = {*_TEXT.findall(fix.new)} - {*_TEXT.findall(fix.old)}
-        may_be_written &= "\\" not in fix.new and all(text[1:-1].isidentifier() for text in texts)
+        may_be_written &= "\\" not in fix.new and all(
+            text[1:-1].isidentifier() or text in source.text for text in texts
+        )
         if line.count(fix.old) == 1 and may_be_written:
             start = source.text.index(fix.old, place)
             edit = Edit(source.file, start, start + len(fix.old), fix.new)

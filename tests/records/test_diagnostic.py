@@ -25,9 +25,8 @@ from padiff.records.diagnostic import (
     _named_as_made,
     _span,
     _unchecked,
-    _with_norm,
     _with_number,
-    _with_reference_argument,
+    _with_reference_part,
     diagnostic_schema,
 )
 from padiff.records.first_diff import FirstDiff
@@ -468,10 +467,9 @@ def test_a_line_without_an_operand_or_argument_is_known(candidate, reference, is
          "StepDecay(lr, step_size=2, gamma=0.5)"),
         ("MultiStepDecay(lr, milestones=[2, 3])", "MultiStepLR(opt, milestones=[2, 4])",
          "MultiStepDecay(lr, milestones=[2, 4])"),
-        # Another argument, one that is no number, and one that is not of a schedule.
+        # Another argument, and one that is no number.
         ("StepDecay(lr, step_size=3)", "StepLR(opt, gamma=2)", ""),
         ("StepDecay(lr, step_size=3)", "StepLR(opt, step_size=config.size)", ""),
-        ("BatchNorm2D(4, momentum=0.1)", "BatchNorm2d(4, momentum=0.2)", ""),
     ],
 )  # fmt: skip
 def test_the_reference_s_argument_of_a_schedule_is_a_fix(candidate, reference, fix):
@@ -483,7 +481,7 @@ def test_the_reference_s_argument_of_a_schedule_is_a_fix(candidate, reference, f
             (reference, candidate, reference.partition("=")[0].split()[-1]),
         )
     ]
-    assert _with_reference_argument(*lines) == fix
+    assert _with_reference_part(*lines, Models(Both((), ()), Both("torch", "paddle"))) == fix
 
 
 @pytest.mark.parametrize(
@@ -530,21 +528,6 @@ def test_the_part_of_a_line_that_is_at_fault_is_marked(candidate, reference, wor
 
 
 @pytest.mark.parametrize(
-    ("code", "span", "fix", "text"),
-    [
-        ("max_grad_norm=1.0,", [0, 17], "torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)", "max_grad_norm=0.5"),
-        ("Trainer(gradient_clip_val=1)", [8, 27], "torch.nn.utils.clip_grad_norm_(m.parameters(), 0.5)",
-         "gradient_clip_val=0.5"),
-        ("max_norm=1.0,", [0, 12], "torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)", None),
-        ("max_grad_norm=1.0,", [0, 17], "torch.optim.SGD(..., lr=0.5)", None),
-        ("max_grad_norm=1.0,", None, "torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)", None),
-    ],
-)  # fmt: skip
-def test_an_argument_of_a_trainer_that_clips_is_the_fix(code, span, fix, text):
-    assert _with_norm(CodeLine("train.py", 1, code, span), fix) == text
-
-
-@pytest.mark.parametrize(
     ("sentence", "fix", "code", "new"),
     [
         (
@@ -573,6 +556,27 @@ def test_an_argument_of_a_trainer_that_clips_is_the_fix(code, span, fix, text):
 )
 def test_the_line_that_defines_a_value_gets_the_reference_s(sentence, fix, code, new):
     assert _with_number(CodeLine("a.py", 1, code, None), Cause("optimizer_setting", sentence, fix=fix)) == new
+
+
+@pytest.mark.parametrize(
+    ("sentence", "fix", "code", "new"),
+    [
+        (
+            "clips gradients to a norm of 0.5, the reference to 1",
+            "clip_grad_norm_(m.parameters(), 1)",
+            "max_norm=0.5",
+            "1",
+        ),
+        ("take 0.9 of a batch, the reference 0.1", "nn.BatchNorm1D(..., momentum=0.9)", "momentum=0.1", "0.9"),
+        ("momentum 0.1 against 0.9", "nn.BatchNorm1D(..., momentum=0.9)", "momentum=0.1", "0.9"),
+        ("momentum 0.2 against 0.8", "nn.BatchNorm1D(..., momentum=0.8)", "momentum=0.8", ""),
+        ("clips to a norm of 0.5, the reference to 1", "clip_grad_norm_(m.parameters(), 1)", "lr=0.25", ""),
+    ],
+)
+def test_the_marked_number_gets_the_reference_s(sentence, fix, code, new):
+    line = CodeLine("a.py", 1, f"f(2, {code})", [5, 5 + len(code)])
+    found = _with_number(line, Cause("clip_limit", sentence, fix=fix))
+    assert found == (f"f(2, {code.partition('=')[0]}={new})" if new else "")
 
 
 @pytest.mark.parametrize(

@@ -395,6 +395,61 @@ def test_the_line_of_a_fault_in_a_port_is_shown_with_the_references_part(found, 
     assert fix in fault.fix.text
 
 
+TABLES = [
+    text.replace("class Net", 'HP = {"momentum": 0.1}\n\nclass Net').replace(number, 'momentum=HP["momentum"]')
+    for text, number in ((TORCH, "momentum=0.1"), (PADDLE, "momentum=0.9"))
+]
+RIGHT, WRONG = 'HP = {"momentum": 0.9}', 'HP = {"momentum": 0.1}'
+TARGETS = [text.replace("net(x).square()", "(net(x) - net(x * 0.5).detach()).square()") for text in (TORCH, PADDLE)]
+SCALED = [
+    text.replace("class Net", "def scale(k):\n    return (k + 1) * 0.2 + 0.3\n\nclass Net").replace(
+        "(k + 1))", "scale(k))"
+    )
+    for text in (TORCH, PADDLE)
+]
+SKIPPED = [text.replace("self.up(x))", "self.up(x)) * math.sqrt(2.0)") for text in (TORCH, PADDLE)]
+SMOOTHED = [
+    text.replace("net = Net()", "net = Net()\nloss = nn.CrossEntropyLoss(label_smoothing=0.2)").replace(
+        "net(x).square().sum()", f"loss(net(x), {made}([0, 1] * 4))"
+    )
+    for text, made in ((TORCH, "torch.tensor"), (PADDLE, "paddle.to_tensor"))
+]
+
+
+@pytest.mark.parametrize(
+    ("programs", "before", "after", "code", "fix"),
+    [
+        ((TABLES[0], TABLES[1].replace(WRONG, RIGHT)), RIGHT, WRONG, WRONG, RIGHT),
+        (TARGETS, ".detach()", "", "net(x * 0.5)).square()", "net(x * 0.5).detach()).square()"),
+        (SCALED, "* 0.2 + 0.3", "* 0.3 + 0.2", "* 0.3 + 0.2", "* 0.2 + 0.3"),
+        (SKIPPED, " * math.sqrt(2.0)", "", "x = self.norm(self.up(x))", "self.norm(self.up(x)) * math.sqrt(2.0)"),
+        (SMOOTHED, "label_smoothing=0.2", "", "nn.CrossEntropyLoss()", "nn.CrossEntropyLoss(label_smoothing=0.2)"),
+    ],
+    ids=["same number", "detach", "numbers exchanged", "scale", "class of a loss"],
+)
+def test_the_line_of_a_port_is_shown_as_it_has_to_be(found, programs, before, after, code, fix):
+    fault = found(programs[0], before, after, programs[1])
+    assert code in fault.places.candidate.code
+    assert fix in fault.fix.text
+
+
+def test_the_call_that_one_of_two_optimizers_lacks_is_shown(found):
+    fault = found(TWO, "        opt_second.zero_grad()\n", "")
+    assert fault.places.candidate is None
+    assert fault.places.reference.code == "opt_second.zero_grad()"
+
+
+def test_the_line_that_chooses_the_parameters_of_a_group_is_shown(found):
+    program = PROGRAM.replace("def groups", 'SPARED = ("bias",)\n\ndef groups')
+    for test, condition in (("> 1", "not n.endswith(SPARED)"), ("== 1", "n.endswith(SPARED)")):
+        program = program.replace(
+            f"p for p in net.parameters() if p.ndim {test}", f"p for n, p in net.named_parameters() if {condition}"
+        )
+    fault = found(program, '("bias",)', '("scale",)')
+    assert fault.places.candidate.code == 'SPARED = ("scale",)'
+    assert fault.fix.text == 'SPARED = ("bias",)'
+
+
 # The epsilon of paddle's RMSProp is inside of the root: no number there gives torch's.
 ROOTED = TORCH.replace("Adam(net.parameters(), lr=0.01, weight_decay=0.1)", "RMSprop(net.parameters(), 0.01, eps=1e-3)")
 # Paddle counts the ignored rows of negative labels in the mean.

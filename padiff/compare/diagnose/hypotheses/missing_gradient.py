@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
+from difflib import get_close_matches
 from itertools import pairwise
 
 from padiff.compare.coverage import stacks_of
@@ -18,8 +19,10 @@ from padiff.compare.measure.pairs import measure_pair
 from padiff.frameworks.catalog import GRAD
 from padiff.model import equivalents
 from padiff.records import LOOP, SIDES, Both, Cause, Diff, Pair, Parameter, Record, RunInfo, Step, TracedCall, is_below
+from padiff.records.compared import UNKNOWN_LINES
 from padiff.records.step_schema import without_values
 from padiff.records.traces import Operand
+from padiff.system.frames import Frame
 
 # Kinds of layers whose parameters have a gradient whenever the output has one.
 _SIMPLE = frozenset({"linear", "conv", "norm", "embedding"})
@@ -442,6 +445,14 @@ def one_sided(scene: DiffContext) -> Iterator[Cause]:
                 continue
             yield from _without_backward(scene)
             again = "@" in anchor.slot
+            lines = UNKNOWN_LINES if again else _lines_of_cut(scene, diff.pair, side)
+            if any(lines):
+                text = (
+                    f"the {side} detaches what call {anchor.call + 1} of `{anchor.layer}` gives, the {other_side} does "
+                    "not"
+                )
+                yield Cause("detached", text, lines=lines)
+                return
             text = (
                 f"{'a further' if again else 'a'} gradient comes back to call {anchor.call + 1} of `{anchor.layer}` on "
                 f"the {other_side}, and none on the {side}, though both made the call: "
@@ -455,6 +466,37 @@ def one_sided(scene: DiffContext) -> Iterator[Cause]:
                 text += f"the {side} detaches what the call gives (detach, no_grad), or runs no backward from it"
             yield Cause("second_order" if again else "detached", text)
             return
+
+
+def _lines_of_cut(scene: DiffContext, pair: Pair, side: str) -> Both[Frame | None]:
+    """Return the line of one side that cuts off what a call of a layer gives, and the other side's line most like it.
+
+    Args:
+        pair: the gradient, which the side does not have.
+        side: the side that detaches.
+    """
+    steps, site = scene.sides(scene.number), (pair.anchor.layer, pair.anchor.call)
+    names = {each.reference.path: each.candidate.path for each in scene.alignment.pairs}
+    if steps is None or (side == "candidate" and site[0] not in names):
+        return UNKNOWN_LINES
+    site = site if side == "reference" else (names[site[0]], site[1])
+    graph = getattr(graphs_of(steps, scene.runs.map(lambda run: run.info)), side)
+    outputs = {o.tensor for call in graph.trace.calls if not call.function and (call.layer, call.call) == site
+               for o in call.outputs}  # fmt: skip
+    for cut in graph.trace.calls:
+        before = (call for operand in cut.inputs for call in graph.back(operand.tensor, outputs.__contains__))
+        tensors = {operand.tensor for call in (cut, *before) for operand in call.inputs}
+        if (cut.function == "detach" or cut.cut) and cut.line is not None and outputs & tensors:
+            return _with_nearest(cut, steps, side)
+    return UNKNOWN_LINES
+
+
+def _with_nearest(call: TracedCall, steps: Both[Step], side: str) -> Both[Frame | None]:
+    """Return the line of a call of one side, and the other side's line that is most like it."""
+    other = steps.candidate if side == "reference" else steps.reference
+    frames = {each.line.code: each.line for each in other.trace.calls if each.line is not None}
+    nearest = [] if call.line is None else get_close_matches(call.line.code, frames, 1)
+    return Both(call.line, frames[nearest[0]] if nearest else None).swapped(side != "reference")
 
 
 def _output(diff: Diff) -> str:
@@ -492,8 +534,7 @@ def _detached(scene: DiffContext) -> Iterator[Cause]:
                 f"back through it to `{record.layer}`"
             )
             fix = f"take detach() out of `{call.layer}`" if side == "candidate" else ""
-            lines = Both(call.line, None) if side == "reference" else Both(None, call.line)
-            yield Cause("detached", text, False, "", fix, lines=lines)
+            yield Cause("detached", text, False, "", fix, lines=_with_nearest(call, steps, side))
             return
 
 

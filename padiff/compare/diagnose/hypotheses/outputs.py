@@ -471,8 +471,7 @@ def _dropout(scene: DiffContext, output: Output) -> Iterator[Hypothesis]:
         if ratio <= 0 or (abs(ratio - 1) > 1e-3 and abs(rate - share) > _BY_CHANCE * deviation + 1e-3):
             continue
         rate = float(f"{rate:.3g}") if ratio > 1 + 1e-3 else share
-        text = (
-            f"the {side} drops {share:.0%} of the elements at random (dropout of rate {rate:.3g}), the other side none"
-        )
+        other = "reference" if side == "candidate" else "candidate"
+        text = f"the {side} drops {share:.0%} of the elements at random (dropout of rate {rate:.3g}), the {other} none"
         predict = partial(_kept, scene.diff.pair.anchor.site, dropped[alive], full[alive], ratio, output.absolute)
         yield Hypothesis("dropout", "dropout", text, predict, "outputs", 1, 2, telling=abs(ratio - 1) > 1e-3)
