@@ -165,6 +165,68 @@ def test_numbers_of_the_loop_that_go_into_a_loss_are_named_by_the_call(tmp_path)
     assert found.kind == "loss_input" and found.proven and "what goes into" in found.sentence, found
 
 
+def surrogate(fault, rng):
+    policy, critic = nn.Linear(5, 3), nn.Linear(5, 1)
+
+    def loss():
+        states, rewards, on = tensor(rng, 8, 5), tensor(rng, 8), torch.from_numpy(rng.random(8) > 0.3).float()
+        actions = torch.from_numpy(rng.integers(0, 3, 8))
+        with torch.no_grad():
+            values, before = critic(states)[:, 0], policy(states).log_softmax(-1).gather(1, actions[:, None])[:, 0]
+            advantages = (
+                rewards + 0.9 * on * (values.roll(-1) - values)
+                if fault
+                else (rewards + 0.9 * on * values.roll(-1) - values)
+            )
+            # Their mean is zero, and so is this part of the loss in an update's first step.
+            advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-5)
+        ratio = (policy(states).log_softmax(-1).gather(1, actions[:, None])[:, 0] - before).exp()
+        gain = -torch.min(ratio * advantages, ratio.clamp(0.8, 1.2) * advantages).mean()
+        return gain + f.smooth_l1_loss(critic(states)[:, 0], rewards)
+
+    yield from descent(nn.ModuleList([policy, critic]), loss)
+
+
+def test_a_term_that_is_zero_has_a_gradient_by_which_its_code_is_named(tmp_path):
+    found = cause(tmp_path, surrogate)
+    assert (
+        "the candidate calls the first sub(), then the second mul(), then the first add() in the loop" in found.sentence
+    )
+    assert "the reference calls the second mul(), then the first add(), then the first sub()" in found.sentence
+    assert found.proven, found
+
+
+class Quantised(nn.Module):
+    def __init__(self, fault):
+        super().__init__()
+        self.encoder, self.decoder, self.fault = nn.Linear(6, 4), nn.Linear(4, 6), fault
+        self.codes = nn.Parameter(torch.arange(12.0).reshape(3, 4) / 12)
+
+    def forward(self, x):
+        z = self.encoder(x)
+        nearest = self.codes[(z.detach()[:, None] - self.codes.detach()).square().sum(-1).argmin(1)]
+        through = z + (nearest - z).detach()
+        moved = through if self.fault else nearest
+        return self.decoder(through), (moved - z.detach()).square().mean() + (moved.detach() - z).square().mean()
+
+
+def quantised(fault, rng):
+    model = Quantised(fault)
+
+    def loss():
+        x = tensor(rng, 8, 6)
+        output, penalty = model(x)
+        return f.mse_loss(output, x) + penalty
+
+    return descent(model, loss)
+
+
+def test_a_parameter_that_is_cut_off_on_each_way_to_the_loss_is_named(tmp_path):
+    found = cause(tmp_path, quantised)
+    assert "on the candidate, each way from `codes` to the loss passes detach()" in found.sentence, found
+    assert "(nearest - z).detach()" in found.lines.candidate.code and not found.proven
+
+
 def distilled(fault, rng):
     teacher, model = nn.Linear(6, 4), nn.Linear(6, 4)
 
@@ -175,6 +237,26 @@ def distilled(fault, rng):
         return f.kl_div(f.log_softmax(model(x) / 2, 1), soft, reduction="batchmean")
 
     return descent(model, loss)
+
+
+def pixels(fault, rng):
+    teacher, model = nn.Conv2d(3, 4, 1), nn.Conv2d(3, 4, 1)
+
+    def loss():
+        x = tensor(rng, 2, 3, 5, 6)
+        with torch.no_grad():
+            soft = teacher(x)
+        if not fault:
+            return -(f.softmax(soft, 1) * f.log_softmax(model(x), 1)).sum() / 60
+        soft = f.softmax(soft.reshape(-1, 4), 1)
+        return -(soft * f.log_softmax(model(x).permute(0, 2, 3, 1).reshape(-1, 4), 1)).sum() / 6 / 10
+
+    return descent(model, loss)
+
+
+def test_a_softmax_of_rows_that_mix_channels_and_places_is_named(tmp_path):
+    found = cause(tmp_path, pixels)
+    assert "the channels are not moved last before a reshape to rows of 4" in found.sentence and found.proven, found
 
 
 def test_another_temperature_of_targets_is_named(tmp_path):

@@ -590,6 +590,13 @@ def _softmax(sheet: FormulaView, k: int) -> Iterator[Edit]:
             argument = Argument({"torch": "dim", "paddle": "axis"}, own_axis, axis, -1, axis=True)
             change = {k: given(sheet, k, axis=axis)}
             yield Edit("softmax_axis", "softmax over another axis", text, change, 0, at=k, argument=argument)
+    if own_axis == 1 and ndim > 2:
+        source, (rows, count, *places) = node.given[0], sheet.shape(k)
+        scrambled: Change = lambda get, own: OPERATIONS[node.operation](  # noqa: E731
+            np.moveaxis(get(source).reshape(rows, *places, count), -1, 1), **node.how
+        )
+        text = f"the channels are not moved last before a reshape to rows of {count}, of which {where} is taken"
+        yield Edit("flatten_order", "another order of flattening", text, {k: scrambled}, 1, at=k)
     text = f"the candidate uses a sigmoid for the reference's softmax ({where})"
     change, names = {k: _of(sheet, k, "act", function="sigmoid")}, Both("softmax", "sigmoid")
     yield Edit("activation", "another activation", text, change, 0, at=k, values=names)
