@@ -227,6 +227,36 @@ def test_a_parameter_that_is_cut_off_on_each_way_to_the_loss_is_named(tmp_path):
     assert "(nearest - z).detach()" in found.lines.candidate.code and not found.proven
 
 
+class Conditional(nn.Module):
+    def __init__(self, power):
+        super().__init__()
+        self.first, self.shift, self.power = nn.Linear(6, 6), nn.Linear(6, 6), power
+
+    def forward(self, x):
+        x = self.first(x)
+        if self.power is None:
+            return f.layer_norm(x, (6,)) + self.shift(x)
+        centred = x - x.mean(-1, keepdim=True)
+        return centred / (centred.square().mean(-1, keepdim=True) + 1e-5) ** self.power + self.shift(x)
+
+
+@pytest.mark.parametrize(
+    ("power", "text"),
+    [
+        (1.0, "the root of the variance is missing in layer_norm()"),
+        (2.0, "the variance is squared in layer_norm()"),
+        (-0.5, "is multiplied by the root of the variance, and not divided by it"),
+    ],
+)
+def test_another_power_of_the_variance_is_named(tmp_path, power, text):
+    def train(fault, rng):
+        model = Conditional(power if fault else None)
+        return descent(model, lambda: f.mse_loss(model(tensor(rng, 8, 6)), tensor(rng, 8, 6)))
+
+    found = cause(tmp_path, train)
+    assert text in found.sentence and found.proven, found
+
+
 def distilled(fault, rng):
     teacher, model = nn.Linear(6, 4), nn.Linear(6, 4)
 
