@@ -227,6 +227,80 @@ def test_a_parameter_that_is_cut_off_on_each_way_to_the_loss_is_named(tmp_path):
     assert "(nearest - z).detach()" in found.lines.candidate.code and not found.proven
 
 
+def momentum_encoder(turned, rng):
+    """Train a query encoder against a key encoder, which is called after it with `turned`, else before it."""
+    query = [nn.Linear(6, 5), nn.Linear(5, 4)]
+    key = [layer.requires_grad_(False) for layer in copy.deepcopy(query)]
+    names = ("encoder", "head", "momentum_encoder", "momentum_head") if turned else ("q1", "q2", "k1", "k2")
+    model = nn.ModuleDict(dict(zip(names, [*query, *key])))
+    optimizer = torch.optim.SGD([p for layer in query for p in layer.parameters()], 0.1)
+    yield model, optimizer
+
+    def encoded(layers, x):
+        return layers[1](layers[0](x).relu())
+
+    while True:
+        x, y = tensor(rng, 8, 6), tensor(rng, 8, 6)
+        with torch.no_grad():
+            for copied, layer in zip(key, query):
+                copied.weight.mul_(0.9).add_(0.1 * layer.weight)
+        calls = [(query, x), (key, y)]
+        outputs = {id(layers): encoded(layers, data) for layers, data in (calls if turned else calls[::-1])}
+        yield step(optimizer, f.mse_loss(outputs[id(query)], outputs[id(key)]))
+
+
+def test_a_copy_that_no_optimizer_trains_is_paired_with_a_copy(tmp_path):
+    runs = [recorded(tmp_path / f"{turned}", momentum_encoder, turned) for turned in (False, True)]
+    report = compare_runs(*runs)
+    assert report.passed, report.first_diff
+
+
+class Router(nn.Module):
+    def __init__(self, scores):
+        super().__init__()
+        self.gate, self.expert, self.scores = nn.Linear(6, 3), nn.Linear(6, 3), scores
+
+    def forward(self, x):
+        scores = self.gate(x)
+        shares = scores.softmax(-1)
+        best, places = shares.topk(2, -1)
+        routed = (self.expert(x).gather(-1, places) * best).sum(-1, keepdim=True)
+        return routed, scores.flatten(0, 1) if self.scores else shares
+
+
+class Routed(nn.Module):
+    def __init__(self, scores):
+        super().__init__()
+        self.first, self.router, self.last = nn.Linear(6, 6), Router(scores), nn.Linear(1, 2)
+
+    def forward(self, x):
+        routed, shares = self.router(self.first(x))
+        return self.last(routed), shares
+
+
+def routed(how):
+    def train(fault, rng):
+        model = Routed(fault)
+
+        def loss():
+            output, shares = model(tensor(rng, 4, 2, 6))
+            shares = shares.softmax(-1) if fault and how == "softmax in the loss" else shares
+            return output.square().mean() + shares.square().sum(-1).mean()
+
+        return descent(model, loss)
+
+    return train
+
+
+@pytest.mark.parametrize("how", ["softmax in the loss", "no softmax"])
+def test_an_output_of_a_block_in_another_form_is_no_difference(tmp_path, how):
+    runs = [recorded(tmp_path / f"{fault}", routed(how), fault) for fault in (False, True)]
+    report = compare_runs(*runs)
+    assert report.passed is (how == "softmax in the loss"), report.first_diff
+    if not report.passed:
+        assert report.first_diff.cause.kind.startswith("softmax") and report.first_diff.cause.proven
+
+
 class Conditional(nn.Module):
     def __init__(self, power):
         super().__init__()

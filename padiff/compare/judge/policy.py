@@ -19,7 +19,6 @@ from padiff.model import equivalents
 from padiff.records import (
     LOOP,
     PARAMETER_STAGES,
-    ROOT,
     Both,
     Diff,
     Figure,
@@ -113,14 +112,14 @@ def _earlier_forms(judged: StepDiffs, forms: Mapping[Site, Form]) -> dict[int, R
 
 
 def forms_of(diffs: StepDiffs) -> list[int]:
-    """Return the positions of the failed outputs of whole models, and of their gradients.
+    """Return the positions of the failed outputs of layers that hold other layers, and of their gradients.
 
     Returns:
         The positions; none if a weight, an input or an output of a layer inside fails, too, or a gradient alone.
     """
     sites = diffs.sites
     failed = np.flatnonzero(~diffs.rows["passed"]).tolist()
-    models = _models(sites.layers) if failed else set()
+    models = _models(sites.layers, {sites.layers[place] for place in failed}) if failed else set()
     places = [
         place
         for place in failed
@@ -176,9 +175,10 @@ def _is_same_in_another_form(diff: Diff) -> bool:
 
 
 def _with_forms(diffs: StepDiffs) -> StepDiffs:
-    """Pass outputs of whole models, and their gradients, if the loss and all gradients of parameters agree.
+    """Pass outputs of models and blocks, and their gradients, if the loss and all gradients of parameters agree.
 
     One author takes the last function (a logarithm, a softmax, an exponential) in the model, another one in the loss.
+    A block of one author returns scores, of another one their softmax, beside what the next layer takes.
     """
     places, sites, rows = forms_of(diffs), diffs.sites, diffs.rows
     if not places:
@@ -244,11 +244,10 @@ def _is_round(norm: float) -> bool:
     return math.isclose(norm, float(f"{norm:.2g}"), rel_tol=_ROUND)
 
 
-def _models(layers: Sequence[str]) -> set[str]:
-    """Return the paths of the layers that hold other layers and are in no layer themselves."""
+def _models(layers: Sequence[str], among: set[str]) -> set[str]:
+    """Return the paths, of some layers, that hold other layers."""
     paths = {path for path in layers if path != LOOP}
-    tops = {path for path in paths if path == ROOT or not any(is_below(path, other) for other in paths)}
-    return {path for path in tops if any(is_below(other, path) for other in paths)}
+    return {path for path in among - {LOOP} if any(is_below(other, path) for other in paths)}
 
 
 def _with_prepared(diffs: StepDiffs) -> StepDiffs:
