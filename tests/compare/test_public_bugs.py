@@ -255,6 +255,40 @@ def test_a_copy_that_no_optimizer_trains_is_paired_with_a_copy(tmp_path):
     assert report.passed, report.first_diff
 
 
+class Momentum(nn.Module):
+    def __init__(self, inside):
+        super().__init__()
+        self.q, self.inside = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 4)), inside
+        self.k = copy.deepcopy(self.q).requires_grad_(False)
+
+    def average(self):
+        with torch.no_grad():
+            for mean, weight in zip(self.k.parameters(), self.q.parameters()):
+                mean.mul_(0.9).add_(0.1 * weight)
+
+    def forward(self, x, y):
+        if self.inside:
+            self.average()
+        return self.q(x), self.k(y)
+
+
+def momentum(inside, rng):
+    model = Momentum(inside)
+
+    def loss():
+        if not inside:
+            model.average()
+        return f.mse_loss(*model(tensor(rng, 8, 6), tensor(rng, 8, 6)))
+
+    return descent(model, loss)
+
+
+def test_an_average_in_the_forward_is_no_proven_fault(tmp_path):
+    found = cause(tmp_path, momentum, steps=5)
+    assert found.kind == "average_order" and not found.proven
+    assert "both train with the same average" in found.sentence
+
+
 class Router(nn.Module):
     def __init__(self, scores):
         super().__init__()
