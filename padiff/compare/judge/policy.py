@@ -19,6 +19,7 @@ from padiff.model import equivalents
 from padiff.records import (
     LOOP,
     PARAMETER_STAGES,
+    ROOT,
     Both,
     Diff,
     Figure,
@@ -112,18 +113,21 @@ def _earlier_forms(judged: StepDiffs, forms: Mapping[Site, Form]) -> dict[int, R
 
 
 def forms_of(diffs: StepDiffs) -> list[int]:
-    """Return the positions of the failed outputs of layers that hold other layers, and of their gradients.
+    """Return the positions of the failed outputs of whole models, of what layers inside return beside their first
+    output, and of their gradients.
 
     Returns:
         The positions; none if a weight, an input or an output of a layer inside fails, too, or a gradient alone.
     """
     sites = diffs.sites
     failed = np.flatnonzero(~diffs.rows["passed"]).tolist()
-    models = _models(sites.layers, {sites.layers[place] for place in failed}) if failed else set()
+    models = _models(sites.layers) if failed else set()
     places = [
         place
         for place in failed
-        if sites.stages[place] in ("forward", "backward") and diffs.measured[place] and sites.layers[place] in models
+        if sites.stages[place] in ("forward", "backward")
+        and diffs.measured[place]
+        and (sites.layers[place] in models or _is_further(sites.layers, place, sites.slots[place]))
     ]
     if any(sites.stages[place] in ("input", "weight", "forward") for place in {*failed} - {*places}):
         return []
@@ -137,6 +141,12 @@ def forms_of(diffs: StepDiffs) -> list[int]:
     }
     is_kinked = ((sites.layers[place], sites.slots[place], sites.calls[place]) in kinked for place in places)
     return places if all(is_kinked) else []
+
+
+def _is_further(layers: Sequence[str], place: int, slot: str) -> bool:
+    """Return True for an output beside the first one of a layer that holds other layers."""
+    further = slot.startswith("output.") and not slot.startswith("output.0")
+    return further and any(is_below(other, layers[place]) for other in {*layers} - {LOOP})
 
 
 def _is_of_bulk(diff: Diff) -> bool:
@@ -175,7 +185,7 @@ def _is_same_in_another_form(diff: Diff) -> bool:
 
 
 def _with_forms(diffs: StepDiffs) -> StepDiffs:
-    """Pass outputs of models and blocks, and their gradients, if the loss and all gradients of parameters agree.
+    """Pass outputs of whole models, and their gradients, if the loss and all gradients of parameters agree.
 
     One author takes the last function (a logarithm, a softmax, an exponential) in the model, another one in the loss.
     A block of one author returns scores, of another one their softmax, beside what the next layer takes.
@@ -244,10 +254,11 @@ def _is_round(norm: float) -> bool:
     return math.isclose(norm, float(f"{norm:.2g}"), rel_tol=_ROUND)
 
 
-def _models(layers: Sequence[str], among: set[str]) -> set[str]:
-    """Return the paths, of some layers, that hold other layers."""
+def _models(layers: Sequence[str]) -> set[str]:
+    """Return the paths of the layers that hold other layers and are in no layer themselves."""
     paths = {path for path in layers if path != LOOP}
-    return {path for path in among - {LOOP} if any(is_below(other, path) for other in paths)}
+    tops = {path for path in paths if path == ROOT or not any(is_below(path, other) for other in paths)}
+    return {path for path in tops if any(is_below(other, path) for other in paths)}
 
 
 def _with_prepared(diffs: StepDiffs) -> StepDiffs:
