@@ -632,10 +632,11 @@ def _later(
     """Yield calls of both sides that are made of the same, have other numbers or arguments, and come later."""
     alike = {k: other for other, k in same.items()} | partners
     later = candidate.formula.below(partners.values())
+    in_loss = sheet.nodes[sheet.formula.end].operation == "slopes"
     for k in sorted(sheet.formula.below(partners)):
         node = sheet.nodes[k]
-        # A call with the same arguments comes first: the mean and the deviation may be of one tensor.
-        for other in sorted(later, key=lambda other, how=node.how: (candidate.nodes[other].how != how, other)):  # type: ignore[misc]
+        # In a loss, a call with the same arguments comes first: a mean and a deviation may be of one tensor.
+        for other in sorted(later, key=lambda n, how=node.how: (in_loss and candidate.nodes[n].how != how, n)):  # type: ignore[misc]
             theirs = candidate.nodes[other]
             if k in partners or theirs.operation != node.operation or len(theirs.given) != len(node.given):
                 continue
