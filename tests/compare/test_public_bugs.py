@@ -165,6 +165,206 @@ def test_numbers_of_the_loop_that_go_into_a_loss_are_named_by_the_call(tmp_path)
     assert found.kind == "loss_input" and found.proven and "what goes into" in found.sentence, found
 
 
+def surrogate(fault, rng):
+    policy, critic = nn.Linear(5, 3), nn.Linear(5, 1)
+
+    def loss():
+        states, rewards, on = tensor(rng, 8, 5), tensor(rng, 8), torch.from_numpy(rng.random(8) > 0.3).float()
+        actions = torch.from_numpy(rng.integers(0, 3, 8))
+        with torch.no_grad():
+            values, before = critic(states)[:, 0], policy(states).log_softmax(-1).gather(1, actions[:, None])[:, 0]
+            advantages = (
+                rewards + 0.9 * on * (values.roll(-1) - values)
+                if fault
+                else (rewards + 0.9 * on * values.roll(-1) - values)
+            )
+            # Their mean is zero, and so is this part of the loss in an update's first step.
+            advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-5)
+        ratio = (policy(states).log_softmax(-1).gather(1, actions[:, None])[:, 0] - before).exp()
+        gain = -torch.min(ratio * advantages, ratio.clamp(0.8, 1.2) * advantages).mean()
+        return gain + f.smooth_l1_loss(critic(states)[:, 0], rewards)
+
+    yield from descent(nn.ModuleList([policy, critic]), loss)
+
+
+def test_a_term_that_is_zero_has_a_gradient_by_which_its_code_is_named(tmp_path):
+    found = cause(tmp_path, surrogate)
+    assert (
+        "the candidate calls the first sub(), then the second mul(), then the first add() in the loop" in found.sentence
+    )
+    assert "the reference calls the second mul(), then the first add(), then the first sub()" in found.sentence
+    assert found.proven, found
+
+
+class Quantised(nn.Module):
+    def __init__(self, fault):
+        super().__init__()
+        self.encoder, self.decoder, self.fault = nn.Linear(6, 4), nn.Linear(4, 6), fault
+        self.codes = nn.Parameter(torch.arange(12.0).reshape(3, 4) / 12)
+
+    def forward(self, x):
+        z = self.encoder(x)
+        nearest = self.codes[(z.detach()[:, None] - self.codes.detach()).square().sum(-1).argmin(1)]
+        through = z + (nearest - z).detach()
+        moved = through if self.fault else nearest
+        return self.decoder(through), (moved - z.detach()).square().mean() + (moved.detach() - z).square().mean()
+
+
+def quantised(fault, rng):
+    model = Quantised(fault)
+
+    def loss():
+        x = tensor(rng, 8, 6)
+        output, penalty = model(x)
+        return f.mse_loss(output, x) + penalty
+
+    return descent(model, loss)
+
+
+def test_a_parameter_that_is_cut_off_on_each_way_to_the_loss_is_named(tmp_path):
+    found = cause(tmp_path, quantised)
+    assert "on the candidate, each way from `codes` to the loss passes detach()" in found.sentence, found
+    assert "(nearest - z).detach()" in found.lines.candidate.code and not found.proven
+
+
+def momentum_encoder(turned, rng):
+    """Train a query encoder against a key encoder, which is called after it with `turned`, else before it."""
+    query = [nn.Linear(6, 5), nn.Linear(5, 4)]
+    key = [layer.requires_grad_(False) for layer in copy.deepcopy(query)]
+    names = ("encoder", "head", "momentum_encoder", "momentum_head") if turned else ("q1", "q2", "k1", "k2")
+    model = nn.ModuleDict(dict(zip(names, [*query, *key])))
+    optimizer = torch.optim.SGD([p for layer in query for p in layer.parameters()], 0.1)
+    yield model, optimizer
+
+    def encoded(layers, x):
+        return layers[1](layers[0](x).relu())
+
+    while True:
+        x, y = tensor(rng, 8, 6), tensor(rng, 8, 6)
+        with torch.no_grad():
+            for copied, layer in zip(key, query):
+                copied.weight.mul_(0.9).add_(0.1 * layer.weight)
+        calls = [(query, x), (key, y)]
+        outputs = {id(layers): encoded(layers, data) for layers, data in (calls if turned else calls[::-1])}
+        yield step(optimizer, f.mse_loss(outputs[id(query)], outputs[id(key)]))
+
+
+def test_a_copy_that_no_optimizer_trains_is_paired_with_a_copy(tmp_path):
+    runs = [recorded(tmp_path / f"{turned}", momentum_encoder, turned) for turned in (False, True)]
+    report = compare_runs(*runs)
+    assert report.passed, report.first_diff
+
+
+class Momentum(nn.Module):
+    def __init__(self, inside):
+        super().__init__()
+        self.q, self.inside = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 4)), inside
+        self.k = copy.deepcopy(self.q).requires_grad_(False)
+
+    def average(self):
+        with torch.no_grad():
+            for mean, weight in zip(self.k.parameters(), self.q.parameters()):
+                mean.mul_(0.9).add_(0.1 * weight)
+
+    def forward(self, x, y):
+        if self.inside:
+            self.average()
+        return self.q(x), self.k(y)
+
+
+def momentum(inside, rng):
+    model = Momentum(inside)
+
+    def loss():
+        if not inside:
+            model.average()
+        return f.mse_loss(*model(tensor(rng, 8, 6), tensor(rng, 8, 6)))
+
+    return descent(model, loss)
+
+
+def test_an_average_in_the_forward_is_no_proven_fault(tmp_path):
+    found = cause(tmp_path, momentum, steps=5)
+    assert found.kind == "average_order" and not found.proven
+    assert "both train with the same average" in found.sentence
+
+
+class Router(nn.Module):
+    def __init__(self, scores):
+        super().__init__()
+        self.gate, self.expert, self.scores = nn.Linear(6, 3), nn.Linear(6, 3), scores
+
+    def forward(self, x):
+        scores = self.gate(x)
+        shares = scores.softmax(-1)
+        best, places = shares.topk(2, -1)
+        routed = (self.expert(x).gather(-1, places) * best).sum(-1, keepdim=True)
+        return routed, scores.flatten(0, 1) if self.scores else shares
+
+
+class Routed(nn.Module):
+    def __init__(self, scores):
+        super().__init__()
+        self.first, self.router, self.last = nn.Linear(6, 6), Router(scores), nn.Linear(1, 2)
+
+    def forward(self, x):
+        routed, shares = self.router(self.first(x))
+        return self.last(routed), shares
+
+
+def routed(how):
+    def train(fault, rng):
+        model = Routed(fault)
+
+        def loss():
+            output, shares = model(tensor(rng, 4, 2, 6))
+            shares = shares.softmax(-1) if fault and how == "softmax in the loss" else shares
+            return output.square().mean() + shares.square().sum(-1).mean()
+
+        return descent(model, loss)
+
+    return train
+
+
+@pytest.mark.parametrize("how", ["softmax in the loss", "no softmax"])
+def test_an_output_of_a_block_in_another_form_is_no_difference(tmp_path, how):
+    runs = [recorded(tmp_path / f"{fault}", routed(how), fault) for fault in (False, True)]
+    report = compare_runs(*runs)
+    assert report.passed is (how == "softmax in the loss"), report.first_diff
+    if not report.passed:
+        assert report.first_diff.cause.kind.startswith("softmax") and report.first_diff.cause.proven
+
+
+class Conditional(nn.Module):
+    def __init__(self, power):
+        super().__init__()
+        self.first, self.shift, self.power = nn.Linear(6, 6), nn.Linear(6, 6), power
+
+    def forward(self, x):
+        x = self.first(x)
+        if self.power is None:
+            return f.layer_norm(x, (6,)) + self.shift(x)
+        centred = x - x.mean(-1, keepdim=True)
+        return centred / (centred.square().mean(-1, keepdim=True) + 1e-5) ** self.power + self.shift(x)
+
+
+@pytest.mark.parametrize(
+    ("power", "text"),
+    [
+        (1.0, "the root of the variance is missing in layer_norm()"),
+        (2.0, "the variance is squared in layer_norm()"),
+        (-0.5, "is multiplied by the root of the variance, and not divided by it"),
+    ],
+)
+def test_another_power_of_the_variance_is_named(tmp_path, power, text):
+    def train(fault, rng):
+        model = Conditional(power if fault else None)
+        return descent(model, lambda: f.mse_loss(model(tensor(rng, 8, 6)), tensor(rng, 8, 6)))
+
+    found = cause(tmp_path, train)
+    assert text in found.sentence and found.proven, found
+
+
 def distilled(fault, rng):
     teacher, model = nn.Linear(6, 4), nn.Linear(6, 4)
 
@@ -175,6 +375,26 @@ def distilled(fault, rng):
         return f.kl_div(f.log_softmax(model(x) / 2, 1), soft, reduction="batchmean")
 
     return descent(model, loss)
+
+
+def pixels(fault, rng):
+    teacher, model = nn.Conv2d(3, 4, 1), nn.Conv2d(3, 4, 1)
+
+    def loss():
+        x = tensor(rng, 2, 3, 5, 6)
+        with torch.no_grad():
+            soft = teacher(x)
+        if not fault:
+            return -(f.softmax(soft, 1) * f.log_softmax(model(x), 1)).sum() / 60
+        soft = f.softmax(soft.reshape(-1, 4), 1)
+        return -(soft * f.log_softmax(model(x).permute(0, 2, 3, 1).reshape(-1, 4), 1)).sum() / 6 / 10
+
+    return descent(model, loss)
+
+
+def test_a_softmax_of_rows_that_mix_channels_and_places_is_named(tmp_path):
+    found = cause(tmp_path, pixels)
+    assert "the channels are not moved last before a reshape to rows of 4" in found.sentence and found.proven, found
 
 
 def test_another_temperature_of_targets_is_named(tmp_path):

@@ -54,7 +54,7 @@ class Item:
         output: shape of the first output, as a multiset of extents.
         values: numbers that represent the values inside; equal values have the same number on both sides.
         context: contents of the innermost enclosing layer that contains more than this item.
-        trained: True for a container with parameters that an optimizer changes; `None` if not known.
+        trained: True for an item with parameters that an optimizer changes; `None` if not known.
     """
 
     path: str
@@ -144,7 +144,10 @@ def scores(items: Both[list[Item]], without: Collection[str], linked: names.Link
             parts["order of execution"] = _RAN * near.matrix(ran)
         parts["output shape"] = _by_class(_each(items, lambda x: x.output), _same_output)
     trained = _each(items, lambda x: x.trained)
-    if all({True, False} <= set(side) for side in trained):
+    counts = trained.map(Counter)
+    # A single layer that one run freezes is no sign of another layer.
+    is_sign = items.reference[0].bag is not None or counts.reference == counts.candidate
+    if is_sign and all({True, False} <= set(side) for side in trained):
         # Of a model and its copy (an average, a target network), an optimizer trains one.
         parts["training"] = _by_class(
             trained, lambda a, b: 0.0 if None in (a, b) else _TRAINED if a is b else -_TRAINED
@@ -382,6 +385,7 @@ class ModelEvidence:
             output=_extents(self.seen.outputs.get(unit.path)),
             values=frozenset({self.values[unit]}) if unit in self.values else frozenset(),
             context=self._context(unit.path, 1),
+            trained=unit.path in self.seen.trained if self.seen.trained else None,
         )
 
     def container(self, node: LayerNode) -> Item:

@@ -264,20 +264,20 @@ def huber(error: np.ndarray, beta: float, divided: bool) -> np.ndarray:
 
 
 def normalised(
-    x: np.ndarray, axes: Sequence[int], eps: float, centred: bool = True, root: bool = True, unbiased: bool = False
+    x: np.ndarray, axes: Sequence[int], eps: float, centred: bool = True, power: float = 0.5, unbiased: bool = False
 ) -> np.ndarray:
     """Return the values minus their mean, divided by the root of their variance plus epsilon, over the axes.
 
     Args:
         centred: False to leave the mean in.
-        root: False to divide by the variance itself.
+        power: the power of the variance that the values are divided by.
         unbiased: True for the unbiased variance.
     """
     axes = tuple(axes)
     mean = x.mean(axes, keepdims=True) if centred else 0.0
     count = math.prod(x.shape[axis] for axis in axes)
     square = np.mean(np.square(x - mean), axes, keepdims=True) * (count / (count - 1) if unbiased else 1.0)
-    return np.asarray((x - mean) / (np.sqrt(square + eps) if root else square + eps))
+    return np.asarray((x - mean) / (square + eps) ** power)
 
 
 def grouped(x: np.ndarray, groups: int, eps: float, centred: bool = True) -> np.ndarray:

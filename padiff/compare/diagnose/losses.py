@@ -519,6 +519,8 @@ def _ignored_rows(calls: Both[LossCall]) -> Cause | None:
             f"keep = labels != {ignored}; {functions_of(candidate.framework)}cross_entropy(logits[keep], labels[keep])"
         )
         return Cause("ignored_rows", text, fix=fix * counting.candidate)
+    if counted == count:
+        return None
     text = (
         f"{count - counted} of {count} labels are ignored, and the reference's mean is over {counts.reference} rows, "
         f"the candidate's over {counts.candidate}: {counter} counts ignored rows where ignore_index is negative"

@@ -113,7 +113,8 @@ def _earlier_forms(judged: StepDiffs, forms: Mapping[Site, Form]) -> dict[int, R
 
 
 def forms_of(diffs: StepDiffs) -> list[int]:
-    """Return the positions of the failed outputs of whole models, and of their gradients.
+    """Return the positions of the failed outputs of whole models, of what layers inside return beside their first
+    output, and of their gradients.
 
     Returns:
         The positions; none if a weight, an input or an output of a layer inside fails, too, or a gradient alone.
@@ -124,7 +125,9 @@ def forms_of(diffs: StepDiffs) -> list[int]:
     places = [
         place
         for place in failed
-        if sites.stages[place] in ("forward", "backward") and diffs.measured[place] and sites.layers[place] in models
+        if sites.stages[place] in ("forward", "backward")
+        and diffs.measured[place]
+        and (sites.layers[place] in models or _is_further(sites.layers, place, sites.slots[place]))
     ]
     if any(sites.stages[place] in ("input", "weight", "forward") for place in {*failed} - {*places}):
         return []
@@ -138,6 +141,12 @@ def forms_of(diffs: StepDiffs) -> list[int]:
     }
     is_kinked = ((sites.layers[place], sites.slots[place], sites.calls[place]) in kinked for place in places)
     return places if all(is_kinked) else []
+
+
+def _is_further(layers: Sequence[str], place: int, slot: str) -> bool:
+    """Return True for an output beside the first one of a layer that holds other layers."""
+    further = slot.startswith("output.") and not slot.startswith("output.0")
+    return further and any(is_below(other, layers[place]) for other in {*layers} - {LOOP})
 
 
 def _is_of_bulk(diff: Diff) -> bool:
@@ -179,6 +188,7 @@ def _with_forms(diffs: StepDiffs) -> StepDiffs:
     """Pass outputs of whole models, and their gradients, if the loss and all gradients of parameters agree.
 
     One author takes the last function (a logarithm, a softmax, an exponential) in the model, another one in the loss.
+    A block of one author returns scores, of another one their softmax, beside what the next layer takes.
     """
     places, sites, rows = forms_of(diffs), diffs.sites, diffs.rows
     if not places:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import numpy as np
 import paddle
 import pytest
@@ -98,6 +100,8 @@ def history(rows) -> History:
             {"alpha": 0.95, "eps": 1e-6, "inside": 1.0, "momentum": 0.5},
             lambda: by_paddle(lambda p: PADDLE_OPTIM.RMSProp(RATE, momentum=0.5, parameters=p)),
         ),
+        (rules.RADAM, {}, lambda: by_torch(lambda p: OPTIM.RAdam(p, RATE))),
+        (rules.RADAM, {"beta1": 0.8}, lambda: by_paddle(lambda p: PADDLE_OPTIM.RAdam(RATE, 0.8, parameters=p))),
         (rules.ADADELTA, {}, lambda: by_torch(lambda p: OPTIM.Adadelta(p, RATE))),
         (
             rules.ADADELTA,
@@ -139,6 +143,33 @@ def test_a_lost_state_begins_anew():
     g = whole.gradients
     expected = -0.1 * np.stack([g[0], 0.9 * g[0] + g[1], g[2], 0.9 * g[2] + g[3]])
     assert np.allclose(updates(rules.SGD, whole, {**settings, "lost": 2.0}), expected)
+
+
+@pytest.mark.parametrize(
+    ("settings", "make"),
+    [
+        ({"weight_decay": 0.1}, lambda p: OPTIM.RAdam(p, RATE, weight_decay=0.1)),
+        (
+            {"beta1": 0.8, "beta2": 0.9, "eps": 1e-3, "weight_decay": 0.1, "decoupled": 1.0},
+            lambda p: OPTIM.RAdam(p, RATE, (0.8, 0.9), 1e-3, 0.1, decoupled_weight_decay=True),
+        ),
+    ],
+)
+def test_radam_adapts_after_its_first_steps(monkeypatch, settings, make):
+    monkeypatch.setattr(sys.modules[__name__], "STEPS", 9)
+    made = by_torch(make)
+    computed = updates(rules.RADAM, made, {**rules.RADAM.defaults, **settings})
+    assert np.linalg.norm(computed - made.updates) <= 1e-9 * np.linalg.norm(made.updates)
+
+
+@pytest.mark.parametrize("rule", [rules.ADAM, rules.RADAM], ids=lambda rule: rule.name)
+def test_a_bias_that_is_corrected_in_place_adds_up(rule):
+    one = History(np.ones((2, 1)), np.zeros((2, 1)), np.zeros((2, 1)), np.full(2, 0.1))
+    settings = {**rule.defaults, "beta1": 0.5, "eps": 0.0}
+    # All gradients are 1, and so are the corrected moments. Corrected in place, the first one is 1 when the second
+    # step begins: (0.5 * 1 + 0.5 * 1) / (1 - 0.5 ** 2) = 4 / 3.
+    assert np.allclose(updates(rule, one, settings), [[-0.1], [-0.1]])
+    assert np.allclose(updates(rule, one, {**settings, "stored": 1.0}), [[-0.1], [-0.1 * 4 / 3]])
 
 
 @pytest.mark.parametrize("rule", rules.RULES, ids=lambda rule: rule.name)

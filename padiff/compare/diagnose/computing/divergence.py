@@ -557,14 +557,22 @@ def _drop(sheet: FormulaView, nodes: Sequence[int]) -> bool:
 
 
 def _different(sheet: FormulaView, agreeing: set[int]) -> list[int]:
-    """Return the nodes from the end up to the nodes that agree, without these."""
-    waiting, different = [_end(sheet)], set[int]()
+    """Return the nodes from the end up to the nodes that agree, without these.
+
+    An end whose slopes alone differ is a sum in which they cancel: then its terms are looked at.
+    """
+    waiting, different, cancels = [_end(sheet)], set[int](), _end(sheet) in agreeing
     while waiting:
         k = waiting.pop()
         if k not in agreeing and k not in different and not _is_constant(sheet, k):
             different.add(k)
             waiting += sheet.nodes[k].given
+        elif k in agreeing and cancels and sheet.shape(k) == () and sheet.nodes[k].operation in _SUMS:
+            waiting += sheet.nodes[k].given
     return sorted(different)
+
+
+_SUMS = frozenset({"add", "sub", "neg", "reduced"})
 
 
 def _end(sheet: FormulaView) -> int:
@@ -624,9 +632,11 @@ def _later(
     """Yield calls of both sides that are made of the same, have other numbers or arguments, and come later."""
     alike = {k: other for other, k in same.items()} | partners
     later = candidate.formula.below(partners.values())
+    in_loss = sheet.nodes[sheet.formula.end].operation == "slopes"
     for k in sorted(sheet.formula.below(partners)):
         node = sheet.nodes[k]
-        for other in sorted(later):
+        # In a loss, a call with the same arguments comes first: a mean and a deviation may be of one tensor.
+        for other in sorted(later, key=lambda n, how=node.how: (in_loss and candidate.nodes[n].how != how, n)):  # type: ignore[misc]
             theirs = candidate.nodes[other]
             if k in partners or theirs.operation != node.operation or len(theirs.given) != len(node.given):
                 continue
@@ -893,6 +903,7 @@ _INFIX = {
     "eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">=", "logical_and": "&", "logical_or": "|",
 }  # fmt: skip
 _NEUTRAL = {"add": 0, "mul": 1}
+_SUMMING = frozenset({"add", "sub", "neg", "sum", "mean"})
 _SECOND = frozenset({"other", "y", "exponent", "1"})
 _TARGETS = re.compile(r"\s*((?:[A-Za-z_]\w*\s*,\s*)*[A-Za-z_]\w*)\s*=(?!=)")
 _IDENTIFIER = re.compile(r"[A-Za-z_]\w*")
@@ -1118,6 +1129,37 @@ def _narrowed(graphs: Both[Graph], values: Both[_Values], agreement: _Agreement,
             return ends
         ends = after
     return ends
+
+
+def terms_apart(graphs: Both[Graph], values: Both[_Values], ends: Both[int]) -> Both[int]:
+    """Return the first terms that differ of two sums that agree, as the terms cancel; the sums if no terms differ."""
+    waiting = [ends]
+    for pair in islice(waiting, _DOWN):
+        if _are_apart(values, pair):
+            return pair
+        makers = pair.zip(graphs).map(lambda side: side[1].producers.get(side[0]))
+        if makers.reference is None or makers.candidate is None or not same_name(makers.reference, makers.candidate):
+            continue
+        if makers.reference.function in _SUMMING:
+            calls = Both(makers.reference, makers.candidate)
+            waiting += _term_pairs(values, calls.map(lambda call: [operand.tensor for operand in call.inputs]))
+    return ends
+
+
+def _term_pairs(values: Both[_Values], terms: Both[list[int]]) -> list[Both[int]]:
+    """Return the pairs of terms that agree, and the two that are left if there is one on each side."""
+    pairs, rest = [], [*terms.candidate]
+    alone = []
+    for term in terms.reference:
+        value = values.reference(term)
+        theirs = [(other, values.candidate(other)) for other in rest]
+        partner = next((k for k, v in theirs if value is not None and v is not None and _equal(value, v)), None)
+        if partner is None:
+            alone.append(term)
+        else:
+            rest.remove(partner)
+            pairs.append(Both(term, partner))
+    return [*pairs, Both(alone[0], rest[0])] if len(alone) == len(rest) == 1 else pairs
 
 
 def _are_apart(values: Both[_Values], ends: Both[int]) -> bool:

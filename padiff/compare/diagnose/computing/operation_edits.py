@@ -590,6 +590,13 @@ def _softmax(sheet: FormulaView, k: int) -> Iterator[Edit]:
             argument = Argument({"torch": "dim", "paddle": "axis"}, own_axis, axis, -1, axis=True)
             change = {k: given(sheet, k, axis=axis)}
             yield Edit("softmax_axis", "softmax over another axis", text, change, 0, at=k, argument=argument)
+    if own_axis == 1 and ndim > 2:
+        source, (rows, count, *places) = node.given[0], sheet.shape(k)
+        scrambled: Change = lambda get, own: OPERATIONS[node.operation](  # noqa: E731
+            np.moveaxis(get(source).reshape(rows, *places, count), -1, 1), **node.how
+        )
+        text = f"the channels are not moved last before a reshape to rows of {count}, of which {where} is taken"
+        yield Edit("flatten_order", "another order of flattening", text, {k: scrambled}, 1, at=k)
     text = f"the candidate uses a sigmoid for the reference's softmax ({where})"
     change, names = {k: _of(sheet, k, "act", function="sigmoid")}, Both("softmax", "sigmoid")
     yield Edit("activation", "another activation", text, change, 0, at=k, values=names)
@@ -684,8 +691,13 @@ def _normalised(sheet: FormulaView, k: int) -> Iterator[Edit]:
         yield Edit("norm_form", "another form of the norm", text, {k: given(sheet, k, centred=not centred)}, 0, at=k)
         text = f"the variance of {where} is unbiased (over n - 1)"
         yield Edit("norm_unbiased", "an unbiased variance", text, {k: given(sheet, k, unbiased=True)}, 0, at=k)
-        text = f"the root of the variance is missing in {where}"
-        yield Edit("norm_root", "no root of the variance", text, {k: given(sheet, k, root=False)}, 1, at=k)
+        powers = {
+            1.0: f"the root of the variance is missing in {where}",
+            2.0: f"the variance is squared in {where}, in the place of its root",
+            -0.5: f"{where} is multiplied by the root of the variance, and not divided by it",
+        }
+        for power, text in powers.items():
+            yield Edit("norm_root", "no root of the variance", text, {k: given(sheet, k, power=power)}, 1, at=k)
         for axis in range(1, ndim):
             if (axis,) != tuple(node.how["axes"]):
                 text = f"the normalisation of {where} is over axis {axis} alone"

@@ -10,6 +10,7 @@ import numpy as np
 from padiff.compare.diagnose.computing.call_formulas import written
 from padiff.compare.diagnose.computing.formula import CONSTANT, MADE, Formula, KnownInputs, UnknownError, placed
 from padiff.compare.diagnose.computing.layer_formulas import Called, formula_lies_out_first, writings
+from padiff.compare.diagnose.computing.operations import OPERATIONS
 from padiff.compare.diagnose.traced import Graph
 from padiff.compare.judge.limits import ROUNDING, coarse
 from padiff.frameworks.catalog import GRAD
@@ -59,6 +60,8 @@ class Writer:
         self._layers = {layer.path: layer for layer in info.layers}
         self._weights = {(record.layer, record.slot): record for record in step.records if record.stage == "weight"}
         self._parameters: dict[str, int] = {}
+        #: The rounding error of sums, and of what is computed of them, by node.
+        self._roundings: dict[int, float] = {}
 
     def write(self, tensor: int, open_: Collection[int], closed: Collection[int] = ()) -> Formula:
         """Write a tensor as the end of the formula and return the formula.
@@ -141,13 +144,21 @@ class Writer:
         assert len(self.formula.nodes) >= count
 
     def _fits(self, node: int, recorded: np.ndarray) -> bool:
-        """Return True if a node gives a recorded tensor; a difference of large values has their rounding error."""
-        made, rounding = self.formula.nodes[node], 0.0
+        """Return True if a node gives a recorded tensor; a sum of large values that cancel has their rounding error."""
+        made, values = self.formula.nodes[node], self.formula.values
+        unit = ROUNDING.get(coarse(recorded.dtype.name), 0.0)
+        rounding = max((self._roundings.get(k, 0.0) for k in made.given), default=0.0)
         if made.operation in ("add", "sub"):
-            unit = ROUNDING.get(coarse(recorded.dtype.name), 0.0)
-            sizes = [float(np.linalg.norm(self.formula.values[k])) for k in made.given]
-            rounding = 2 * unit * max(sizes, default=0.0)
-        return _agree(self.formula.values[node], recorded, rounding)
+            rounding += 2 * unit * max(float(np.linalg.norm(values[k])) for k in made.given)
+        elif made.operation == "reduced" and made.how["by"] in ("sum", "mean"):
+            sizes = OPERATIONS["reduced"](np.abs(values[made.given[0]]), **made.how)
+            rounding += 2 * unit * float(np.linalg.norm(sizes))
+        elif made.operation == "mul":
+            rounding *= max(float(np.max(np.abs(values[k]), initial=0.0)) for k in made.given)
+        elif made.operation != "neg":
+            rounding = 0.0
+        self._roundings[node] = rounding
+        return _agree(values[node], recorded, rounding)
 
     def _check_shape(self, tensor: int, node: int) -> None:
         """Raise `UnknownError` if a node has another shape than its tensor: parts of the call's index are missing."""

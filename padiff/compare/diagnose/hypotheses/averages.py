@@ -17,7 +17,7 @@ import numpy as np
 
 from padiff.compare.diagnose.hypotheses.diff_context import DiffContext, PairPlace, alike, place_of, rounding_of
 from padiff.compare.diagnose.hypotheses.hypothesis import Hypothesis, Prediction
-from padiff.compare.judge.limits import is_running
+from padiff.compare.judge.limits import allowed, is_running
 from padiff.errors import PadiffError
 from padiff.model import equivalents
 from padiff.records import SIDES, Both, Diff, Pair
@@ -209,6 +209,17 @@ def hypotheses(scene: DiffContext) -> Iterator[Hypothesis]:
     source = f"`{average.source[0]}`" if average.source[0] else "the model"
     if running:
         source = f"the running statistics of {source}"
+    early = reference.share and (not candidate.share or (reference.late and not candidate.late))
+    is_moved = early or not reference.share or (candidate.late and not reference.late)
+    if is_moved and not running and _gives_the_same(scene, number):
+        inside, outside = SIDES.swapped() if early else SIDES
+        text = (
+            f"the {inside} averages {source} after the step's weights are recorded, in a forward, the {outside} "
+            "before: what the layer gives in this step agrees, so that both train with the same average"
+        )
+        predict = partial(_predicted, scene, average)
+        yield Hypothesis("average_order", "an average", text, predict, "averages", free=1, telling=False)
+        return
     if not reference.share:
         text = f"the candidate updates this average of {source} in this step, the reference does not"
         yield Hypothesis("average_missing", "an average", text, partial(_predicted, scene, average), "averages", free=1)
@@ -232,6 +243,15 @@ def hypotheses(scene: DiffContext) -> Iterator[Hypothesis]:
             if float(getattr(decays, side)) == 0:
                 text = f"the {side} copies {source}, the {other} averages it with a decay of {getattr(decays, other)}"
     yield Hypothesis(kind, "an average", text, partial(_predicted, scene, average), "averages", free=1)
+
+
+def _gives_the_same(scene: DiffContext, number: int) -> bool:
+    """Return True if the layer of a weight gives the same in its step, up to the rounding of equal weights."""
+    layer = scene.diff.pair.anchor.layer
+    outputs = [d for d in scene.diffs("forward") if d.pair.anchor.layer == layer and scene.number == number]
+    figures = [diff.figures for diff in outputs]
+    most = allowed("float32", "forward")
+    return bool(figures) and all(each is not None and each.rel_l2 <= most for each in figures)
 
 
 def _later(scene: DiffContext, average: Averages) -> tuple[DiffContext, Averages]:

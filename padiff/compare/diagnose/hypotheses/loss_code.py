@@ -16,7 +16,14 @@ from itertools import chain, count
 
 import numpy as np
 
-from padiff.compare.diagnose.computing.divergence import READ, divergences, numbers, other_code, read_numbers
+from padiff.compare.diagnose.computing.divergence import (
+    READ,
+    divergences,
+    numbers,
+    other_code,
+    read_numbers,
+    terms_apart,
+)
 from padiff.compare.diagnose.computing.edit import FormulaView, Target
 from padiff.compare.diagnose.computing.formula import UnknownError
 from padiff.compare.diagnose.computing.in_losses import (
@@ -297,7 +304,7 @@ def code_cause(scene: DiffContext, ends: Both[int] | None = None) -> Cause | Non
         values = Both(
             *(_values(Writer(graph, step, run.info), end, outputs) for graph, step, run, end, outputs in sides)
         )
-        cause = other_code(graphs, values, ends)
+        cause = other_code(graphs, values, terms_apart(graphs, values, ends) if scene.stage == "backward" else ends)
         if cause is not None:
             return cause
     if scene.stage == "grad":

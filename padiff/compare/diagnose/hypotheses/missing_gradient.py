@@ -18,7 +18,21 @@ from padiff.compare.judge.missing_records import whole_stage_missing
 from padiff.compare.measure.pairs import measure_pair
 from padiff.frameworks.catalog import GRAD
 from padiff.model import equivalents
-from padiff.records import LOOP, SIDES, Both, Cause, Diff, Pair, Parameter, Record, RunInfo, Step, TracedCall, is_below
+from padiff.records import (
+    LOOP,
+    ROOT,
+    SIDES,
+    Both,
+    Cause,
+    Diff,
+    Pair,
+    Parameter,
+    Record,
+    RunInfo,
+    Step,
+    TracedCall,
+    is_below,
+)
 from padiff.records.compared import UNKNOWN_LINES
 from padiff.records.step_schema import without_values
 from padiff.records.traces import Operand
@@ -522,6 +536,7 @@ def _detached(scene: DiffContext) -> Iterator[Cause]:
     graphs = graphs_of(steps, infos)
     cuts = _unshared(scene, graphs, graphs.map(_cuts))
     if bool(cuts.reference) == bool(cuts.candidate):
+        yield from _cut_parameters(scene, graphs)
         return
     side, other_side = SIDES if cuts.reference else SIDES.swapped()
     graph, record = getattr(graphs, side), getattr(records, side)
@@ -536,6 +551,50 @@ def _detached(scene: DiffContext) -> Iterator[Cause]:
             fix = f"take detach() out of `{call.layer}`" if side == "candidate" else ""
             yield Cause("detached", text, False, "", fix, lines=_with_nearest(call, steps, side))
             return
+
+
+def _cut_parameters(scene: DiffContext, graphs: Both[Graph]) -> Iterator[Cause]:
+    """Yield the cause that one side detaches each way from a parameter to the losses, where the other side does not."""
+    steps = scene.sides(scene.number)
+    assert steps is not None
+    learning = steps.map(lambda step: {(r.layer, r.slot) for r in step.records if r.stage == "grad"})
+    for pair in scene.pairs(scene.number, "weight").values():
+        sites = pair.sides.map(lambda record: None if record is None else (record.layer, record.slot))
+        learns = sites.zip(learning).map(lambda side: side[0] in side[1])
+        if None in [*sites] or learns.reference == learns.candidate:
+            continue
+        side, other = SIDES.swapped() if learns.reference else SIDES
+        record, graph = getattr(pair, side), getattr(graphs, side)
+        names = {record.layer, f"{record.layer}/{record.slot}"}
+        backwards = [c for c in graph.trace.calls if (c.layer, c.function) == (LOOP, "backward")]
+        losses = [operand.tensor for call in backwards for operand in call.inputs]
+        ways = [_sources_of(graph, losses, trained) for trained in (False, True)]
+        if names.isdisjoint(ways[0]) or not names.isdisjoint(ways[1]):
+            continue
+        name = f"{record.layer}/{record.slot}".removeprefix(f"{ROOT}/")
+        text = (
+            f"on the {side}, each way from `{name}` to the loss passes detach(), on the {other} one does not: the "
+            "gradient goes elsewhere"
+        )
+        line = None
+        for cut in _cuts(graph):
+            behind = _sources_of(graph, [operand.tensor for operand in cut.inputs], trained=True)
+            if not names.isdisjoint(behind):
+                line = cut.line
+        yield Cause("detached", text, lines=Both(line, None) if side == "reference" else Both(None, line))
+        return
+
+
+def _sources_of(graph: Graph, tensors: Iterable[int], trained: bool) -> set[str]:
+    """Return the parameters, and the layers, that tensors are computed from: of all, or of those that they train."""
+
+    def stops(tensor: int) -> bool:
+        call = graph.producers.get(tensor)
+        is_cut = call is not None and (call.function == "detach" or call.cut)
+        return trained and (is_cut or "float" not in graph.trace.tensors[tensor].dtype)
+
+    calls = [call for tensor in tensors for call in graph.back(tensor, stops)]
+    return {name for call in calls for name in (call.parameters if call.function else (call.layer,))}
 
 
 def _unshared(scene: DiffContext, graphs: Both[Graph], cuts: Both[list[TracedCall]]) -> Both[list[TracedCall]]:

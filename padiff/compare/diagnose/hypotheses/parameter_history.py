@@ -253,6 +253,7 @@ KINDS = {
     "corrected": "bias_correction",
     "first_corrected": "bias_correction",
     "second_corrected": "bias_correction",
+    "stored": "bias_correction",
     "amsgrad": "amsgrad",
     "inside": "{rule}_eps_inside",
     "uncorrected_eps": "{rule}_eps_form",
@@ -277,6 +278,7 @@ NAMES = {
     "corrected": "bias correction",
     "first_corrected": "bias correction of the first moment",
     "second_corrected": "bias correction of the second moment",
+    "stored": "bias correction in place",
     "amsgrad": "AMSGrad",
     "inside": "epsilon inside the root",
     "uncorrected_eps": "epsilon before bias correction",
@@ -302,6 +304,10 @@ WORDS = {
     "second_corrected": (
         "the candidate's second moment is not bias-corrected, the reference's is",
         "the candidate's second moment is bias-corrected, the reference's is not",
+    ),
+    "stored": (
+        "the reference corrects the bias of the first moment in place, so that it adds up, the candidate does not",
+        "the candidate corrects the bias of the first moment in place, so that it adds up, the reference does not",
     ),
     "amsgrad": ("the reference uses AMSGrad, the candidate does not", "the candidate uses AMSGrad"),
     "inside": (
@@ -341,7 +347,7 @@ def scope_text(wrong: Sequence[ParameterHistory], rest: Sequence[ParameterHistor
 _NAMES = {"initial": "initial_accumulator_value", "weight_decay": "decay.coupled"}
 _FORMS = frozenset({"nesterov", "amsgrad", "centered"})
 # Differences that no argument mends, and forms that belong to a framework's code and are no arguments.
-_UNKNOWN = frozenset({"lost", "rate", "corrected", "first_corrected", "second_corrected", "uncorrected_eps"})
+_UNKNOWN = frozenset({"lost", "rate", "corrected", "first_corrected", "second_corrected", "stored", "uncorrected_eps"})
 _OWN = _UNKNOWN - {"lost", "rate"} | {"single", "inside", "rate_inside"}
 
 

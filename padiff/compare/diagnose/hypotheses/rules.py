@@ -141,7 +141,29 @@ def _adam(h: History, s: _Settings) -> np.ndarray:
             root = np.sqrt(square + s["eps"])
         else:
             root = np.sqrt(square) + s["eps"] / (np.sqrt(second_divisor) if s["uncorrected_eps"] else 1.0)
-        step = _ratio(m / first_divisor, root)
+        corrected = m / first_divisor
+        m = corrected if s["stored"] else m
+        step = _ratio(corrected, root)
+        rows.append(-rate * (step + (s["weight_decay"] * h.weights[t] if s["decoupled"] else 0.0)))
+    return np.stack(rows, axis=-2)
+
+
+def _radam(h: History, s: _Settings) -> np.ndarray:
+    m = v = np.zeros_like(h.gradients[0])
+    betas, rows = _Betas(s), []
+    longest = 2 / (1 - betas.two) - 1
+    for t in range(h.steps):
+        rate = s["rate"] * h.rates[t]
+        gradient = h.gradients[t] + (0.0 if s["decoupled"] else s["weight_decay"]) * h.weights[t]
+        m = betas.one * m + betas.rest[0] * gradient
+        v = betas.two * v + betas.rest[1] * np.square(gradient)
+        first_divisor, second_divisor = betas.step()
+        corrected = m / first_divisor
+        m = corrected if s["stored"] else m
+        length = longest - 2 * (t + 1) * (1 - second_divisor) / second_divisor
+        shrunk = (length - 4) * (length - 2) * longest / ((longest - 4) * (longest - 2) * length)
+        adapted = np.sqrt(second_divisor) * np.sqrt(np.abs(shrunk)) * _ratio(corrected, np.sqrt(v) + s["eps"])
+        step = np.where(length > 5, adapted, corrected)
         rows.append(-rate * (step + (s["weight_decay"] * h.weights[t] if s["decoupled"] else 0.0)))
     return np.stack(rows, axis=-2)
 
@@ -289,10 +311,12 @@ ADAM = Rule(
         "single": 0.0,
         "second_corrected": 1.0,
         "first_corrected": 1.0,
+        "stored": 0.0,
     },
 )
 ADAMW = replace(ADAM, name="AdamW", forms={**ADAM.forms, "decoupled": 1.0})
 NADAM = Rule("NAdam", _nadam, {**_MOMENTS, "momentum_decay": (4e-3,)}, {"decoupled": 0.0, "single": 0.0})
+RADAM = Rule("RAdam", _radam, _MOMENTS, {"decoupled": 0.0, "single": 0.0, "stored": 0.0})
 ADAMAX = Rule("Adamax", _adamax, _MOMENTS, {"inside": 0.0, "single": 0.0})
 RMSPROP = Rule(
     "RMSProp",
@@ -311,7 +335,7 @@ LION = Rule("Lion", _lion, {"beta1": (0.9, 0.95), "beta2": (0.99, 0.999, 0.98, 0
 LAMB = Rule("Lamb", _lamb, {**_MOMENTS, "eps": (1e-6, *_EPS)}, {"corrected": 1.0, "single": 0.0})
 
 #: All rules, the simple ones first: if two explain the updates equally, the first is reported.
-RULES = (SGD, ADAM, ADAMW, RMSPROP, ADAGRAD, ADAMAX, NADAM, LION, LAMB, ADADELTA)
+RULES = (SGD, ADAM, ADAMW, RMSPROP, ADAGRAD, RADAM, ADAMAX, NADAM, LION, LAMB, ADADELTA)
 
 
 def updates(rule: Rule, history: History, settings: _Settings) -> np.ndarray:
