@@ -563,6 +563,73 @@ def test_an_output_that_the_loss_takes_in_another_form_is_no_cause(tmp_path):
     assert placed(fault)[:2] == (0, "loss")
 
 
+class Views(nn.Module):
+    """An encoder that one author normalises in the loss, the other in the model."""
+
+    def __init__(self, way):
+        super().__init__()
+        self.way, self.body, self.code = way, nn.Linear(6, 8), nn.Linear(8, 4)
+
+    def forward(self, x):
+        code = self.code(self.body(x).relu())
+        return code if self.way == "reference" else code / code.norm(dim=1, keepdim=True)
+
+
+def views(way):
+    model, steps = Views(way), []
+
+    def loss(rng):
+        first, second = model(tensor(rng, 8, 6)), model(tensor(rng, 8, 6))
+        steps.append(0)
+        tau = 0.25 if way == "fault" and len(steps) > 2 else 0.5
+        if way == "reference":
+            codes = f.normalize(torch.cat([first, second]))
+            scores = (codes @ codes.T / tau).masked_fill(torch.eye(16) > 0, float("-inf"))
+            return f.cross_entropy(scores, (torch.arange(16) + 8) % 16)
+        codes = torch.cat([first, second])
+        parts = (codes @ codes.T / tau).exp() * (1 - torch.eye(16))
+        return (parts.sum(1).log() - (codes * codes.roll(8, 0)).sum(1) / tau).mean()
+
+    return descent(model, loss)
+
+
+@BOTH
+def test_an_output_of_another_form_is_no_difference_in_later_steps(options, tmp_path):
+    clean, fault = compared(tmp_path, views, "reference", "clean", "fault", **options)
+    assert clean.passed, clean.first_diff.message
+    assert placed(fault)[0] == 2 and placed(fault)[1] in ("loss", "backward")
+
+
+class Margins(nn.Module):
+    """Distances of two embeddings, of which the loop asks for the right ones and the wrong ones in two calls."""
+
+    def __init__(self, way):
+        super().__init__()
+        self.way, self.table = way, nn.Embedding(12, 6)
+
+    def forward(self, head, tail):
+        parts = (self.table(head) - self.table(tail)).square().unflatten(-1, (2, 3))
+        if self.way == "fault":
+            return 3.0 - parts.sum((-1, -2)).sqrt()
+        return 3.0 - parts.sum(-1).sqrt().sum(-1)
+
+
+def margins(way):
+    model = Margins(way)
+
+    def loss(rng):
+        head, right, wrong = (torch.randint(size, (16,), generator=rng) for size in (12, 11, 11))
+        scores = model(head, (head + 1 + right) % 12), model(head, (head + 1 + wrong) % 12)
+        return f.softplus(-scores[0]).mean() + f.softplus(scores[1]).mean()
+
+    return descent(model, loss)
+
+
+def test_the_outputs_of_all_calls_of_a_model_are_exchanged_at_once(tmp_path):
+    (fault,) = compared(tmp_path, margins, "reference", "fault")
+    assert placed(fault)[:2] == (0, "forward") and cause_of(fault).proven
+
+
 # -- a further loss after a backward -------------------------------------------------------------------------------
 
 
@@ -687,6 +754,32 @@ def test_a_target_that_magnifies_rounding_may_be_off_in_a_few_elements(options, 
     clean, other = compared(tmp_path, squashed, "reference", "clean", "other", **options)
     assert clean.passed, clean.first_diff.message
     assert placed(other)[:2] == (0, "loss")
+
+
+class Squashing(nn.Module):
+    """A policy that returns the logarithm of its density; some of its actions saturate."""
+
+    def __init__(self, way):
+        super().__init__()
+        self.way, self.raw = way, nn.Linear(6, 2)
+
+    def forward(self, x):
+        raw = self.raw(x) + 7.0 * (torch.arange(40) == 3)[:, None]
+        act = raw.tanh() if self.way == "reference" else raw.tanh() * 1.1 / 1.1
+        log = torch.log(1 - act**2 + 1e-6).sum(1)
+        return log + 0.05 * (torch.arange(40) == 5) if self.way == "row" else log
+
+
+def squashing(way):
+    model = Squashing(way)
+    return descent(model, lambda rng: model(tensor(rng, 40, 6)).mean(), 1e-4)
+
+
+@BOTH
+def test_an_output_that_magnifies_rounding_may_be_off_in_the_rows_that_saturate(options, tmp_path):
+    clean, row = compared(tmp_path, squashing, "reference", "clean", "row", **options)
+    assert clean.passed, clean.first_diff.message
+    assert placed(row)[:2] == (0, "forward")
 
 
 # -- the first calls that compute something else of the same tensors -----------------------------------------------

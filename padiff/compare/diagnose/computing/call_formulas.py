@@ -482,7 +482,10 @@ def _filled(add: Add, formula: Formula, inputs: KnownInputs, framework: str) -> 
 
 
 def _like(add: Add, formula: Formula, inputs: KnownInputs, framework: str) -> int:
-    like, make = formula.values[inputs.first], np.zeros if inputs.function == "zeros_like" else np.ones
+    make = np.zeros if inputs.function.startswith("zeros") else np.ones
+    if not inputs.function.endswith("_like"):
+        return formula.leaf(make(inputs.numbers(("shape", "size"), 0)), MADE)
+    like = formula.values[inputs.first]
     return formula.leaf(make(like.shape, like.dtype), MADE)
 
 
@@ -558,6 +561,8 @@ OF_ARRAYS: Mapping[str, Writing] = {
     "logcumsumexp": _running,
     "full": _filled,
     "full_like": _filled,
+    "zeros": _like,
+    "ones": _like,
     "zeros_like": _like,
     "ones_like": _like,
     "expand_as": _expanded,

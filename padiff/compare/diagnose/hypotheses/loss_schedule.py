@@ -15,7 +15,7 @@ from functools import partial
 import numpy as np
 
 from padiff.compare.diagnose.computing.edit import FormulaView, put
-from padiff.compare.diagnose.computing.formula import Formula, UnknownError
+from padiff.compare.diagnose.computing.formula import Change, Formula, UnknownError
 from padiff.compare.diagnose.computing.loss_terms import (
     Leaf,
     Sloped,
@@ -212,31 +212,44 @@ def other_forms(pairs: Sequence[Pair], steps: Both[Step], runs: Both[Run]) -> li
     try:
         graphs = graphs_of(steps, infos)
         sheets = [loss_code.sheet_of(*side, frozenset()) for side in zip(graphs, steps, infos)]
-        return [_is_other_form(pair, graphs, sheets) for pair in pairs]
+        alike = [
+            [
+                other
+                for other in pairs
+                if (other.anchor.layer, other.anchor.slot) == (pair.anchor.layer, pair.anchor.slot)
+            ]
+            for pair in pairs
+        ]
+        return [_are_other_forms(calls, graphs, sheets) for calls in alike]
     except PadiffError:  # a damaged trace
         return [False for _ in pairs]
 
 
-def _is_other_form(pair: Pair, graphs: Both[Graph], sheets: Sequence[FormulaView | None]) -> bool:
+def _are_other_forms(pairs: Sequence[Pair], graphs: Both[Graph], sheets: Sequence[FormulaView | None]) -> bool:
+    """Return True if the outputs of all calls of a model are of another form: one call alone may move the loss away."""
     reference, candidate = sheets
-    if reference is None or candidate is None or pair.reference is None or pair.candidate is None:
+    if reference is None or candidate is None:
         return False
-    tensors = graphs.reference.tensor_of(pair.reference), graphs.candidate.tensor_of(pair.candidate)
-    nodes = [
-        sheet.writer.nodes.get(tensor) for sheet, tensor in zip((reference, candidate), tensors) if tensor is not None
-    ]
-    if len(nodes) < 2 or nodes[0] is None or nodes[1] is None:
-        return False
-    expected, actual = reference.formula.values[nodes[0]], candidate.formula.values[nodes[1]]
-    if _computes_form(candidate, nodes[1], pair.layout.undo(expected, pair.candidate.shape)) or _computes_form(
-        reference, nodes[0], pair.layout.apply(actual, pair.reference.shape)
-    ):
-        return True
+    here, there = dict[int, Change](), dict[int, Change]()
+    for pair in pairs:
+        if pair.reference is None or pair.candidate is None:
+            return False
+        tensors = graphs.reference.tensor_of(pair.reference), graphs.candidate.tensor_of(pair.candidate)
+        own, other = (
+            None if tensor is None else sheet.writer.nodes.get(tensor)
+            for sheet, tensor in zip((reference, candidate), tensors)
+        )
+        if own is None or other is None:
+            return False
+        expected = pair.layout.undo(reference.formula.values[own], pair.candidate.shape)
+        actual = pair.layout.apply(candidate.formula.values[other], pair.reference.shape)
+        if _computes_form(candidate, other, expected) or _computes_form(reference, own, actual):
+            return True
+        here[own], there[other] = put(actual), put(expected)
     losses = [float(sheet.formula.values[sheet.formula.end]) for sheet in (reference, candidate)]
-    there = candidate.formula.changed({nodes[1]: put(pair.layout.undo(expected, pair.candidate.shape))})
-    here = reference.formula.changed({nodes[0]: put(pair.layout.apply(actual, pair.reference.shape))})
+    exchanged = candidate.formula.changed(there), reference.formula.changed(here)
     far = _NEARER * abs(losses[0] - losses[1])
-    return all(loss is None or abs(float(loss) - goal) > far for loss, goal in zip((there, here), losses))
+    return all(loss is None or abs(float(loss) - goal) > far for loss, goal in zip(exchanged, losses))
 
 
 # Operations that normalise: taken of what is normalised already, they are a fault.
