@@ -971,3 +971,83 @@ def test_rows_that_are_picked_and_a_matrix_of_members_are_one_code(tmp_path):
     assert placed(total)[:2] == (0, "loss") and cause_of(total).proven
     assert "the sum for the reference's mean" in cause_of(total).sentence
     assert placed(cut)[1] in ("loss", "backward") and cause_of(cut).proven and "detach" in cause_of(cut).sentence
+
+
+# -- edges of a graph ----------------------------------------------------------------------------------------------
+
+
+class Edges(nn.Module):
+    """Attention over the edges of a graph: one author takes the largest score of each node off, the other none."""
+
+    def __init__(self, way):
+        super().__init__()
+        self.way, self.body = way, nn.Linear(5, 6, bias=False)
+        self.source, self.target = nn.Parameter(torch.arange(6) / 5.0), nn.Parameter(torch.arange(6).flip(0) / 7.0)
+
+    def forward(self, x, edges):
+        source, target = edges
+        h = self.body(x)
+        taken = self.source if self.way == "parameter" else self.target
+        score = f.leaky_relu((h * self.source).sum(-1)[source] + (h * taken).sum(-1)[target], 0.2)
+        group = source if self.way == "sources" else target
+        if self.way == "reference":
+            top = torch.full((12,), -1e9).scatter_reduce(0, group, score, "amax").detach()
+            score = score - top[group]
+        weight = score.exp()
+        weight = weight / torch.zeros(12).index_add(0, group, weight)[group]
+        return torch.zeros(12, 6).index_add(0, target, weight[:, None] * h[source])
+
+
+def graphs(way):
+    model = Edges(way)
+
+    def loss(rng):
+        x, pairs = tensor(rng, 12, 5), torch.randint(12, (2, 20), generator=rng)
+        loops = torch.arange(12).expand(2, 12)
+        edges = [pairs, pairs.flip(0)] if way == "fewer" else [pairs, pairs.flip(0), loops]
+        return model(x, torch.cat(edges, 1)).square().mean()
+
+    return descent(model, loss)
+
+
+def test_what_edges_are_grouped_by_is_named(tmp_path):
+    clean, sources, parameter, fewer = compared(
+        tmp_path, graphs, "reference", "clean", "sources", "parameter", "fewer", steps=2
+    )
+    assert clean.passed, clean.first_diff.message
+    assert all(cause_of(report).proven for report in (sources, parameter))
+    assert "rows are taken by the index of" in cause_of(sources).sentence
+    assert "`(root)/source` takes the place of `(root)/target`" in cause_of(parameter).sentence
+    assert not fewer.passed and "calls" not in str(fewer.first_diff.cause)
+
+
+# -- weights of a loss, and a norm of another order ----------------------------------------------------------------
+
+
+def negatives(way):
+    """Wrong answers that count by their own shares, and a norm of the third order."""
+    model = nn.Linear(6, 5)
+
+    def loss(rng):
+        weight = tensor(rng, 8).abs() + 0.1
+        scores = model(tensor(rng, 8, 6))
+        shares = f.softmax(scores * 0.8, 1)
+        shares = shares if way == "attached" else shares.detach()
+        rows = f.softplus(scores).mean(1) if way == "even" else (shares * f.softplus(scores)).sum(1)
+        if way == "reference":
+            return (weight * rows).sum() / weight.sum() + 0.01 * model.weight.norm(p=3) ** 3
+        penalty = model.weight.square() if way == "square" else model.weight.abs().pow(3)
+        return (rows.mean() if way == "rows" else (rows * (weight / weight.sum())).sum()) + 0.01 * penalty.sum()
+
+    return descent(model, loss)
+
+
+def test_the_weights_and_the_norm_of_a_loss_are_named(tmp_path):
+    clean, attached, even, rows, square = compared(
+        tmp_path, negatives, "reference", "clean", "attached", "even", "rows", "square", steps=2
+    )
+    assert clean.passed, clean.first_diff.message
+    assert all(cause_of(report).proven for report in (attached, even, rows, square))
+    assert "does not detach" in cause_of(attached).sentence
+    assert "counts all alike" in cause_of(even).sentence and "counts all alike" in cause_of(rows).sentence
+    assert "is 2 for the reference's 3" in cause_of(square).sentence

@@ -43,6 +43,7 @@ def loss_edits(sheet: FormulaView) -> Iterator[Edit]:
     """Yield edits that compute a loss in another way."""
     for k in range(len(sheet.nodes) - 1):
         yield from _mask(sheet, k)
+        yield from _even(sheet, k)
         yield from _labels(sheet, k)
         yield from _mean(sheet, k)
         yield from _error(sheet, k)
@@ -357,6 +358,25 @@ def _mask(sheet: FormulaView, k: int) -> Iterator[Edit]:
         yield Edit("mask_shifted", "a shifted mask", text, {k: cut}, 1, at=k)
 
 
+def _even(sheet: FormulaView, k: int) -> Iterator[Edit]:
+    """Yield an edit that puts the mean of some weights in the place of each of them."""
+    values, node, weighing = sheet.formula.values[k], sheet.nodes[k], sheet.users(k)
+    is_softmax = node.operation == "softmax"
+    if node.name or (node.operation and not is_softmax) or (not is_softmax and _is_output(sheet, k)):
+        return
+    if values.size < 2 or values.dtype.kind != "f" or values.min() < 0 or _is_mask(values) or not np.ptp(values):
+        return
+    weighing = [
+        n for user in weighing for n in (sheet.users(user) if sheet.nodes[user].operation == "detach" else [user])
+    ]
+    at = next((user for user in weighing if sheet.nodes[user].operation == "mul"), None)
+    if at is None or not any(sheet.nodes[user].operation == "reduced" for user in sheet.users(at)):
+        return
+    even = values.mean(node.how["axis"] if is_softmax else None, keepdims=True)
+    text = f"{_SIDE} counts all alike, {_OTHER} weighs them ({_operand(sheet, k)})"
+    yield Edit("loss_weight", "even weights", text, {k: put(np.broadcast_to(even, values.shape))}, 0, at=at)
+
+
 def _cut(values: np.ndarray, shift: int) -> np.ndarray:
     """Return values shifted along the last axis, with zeros in the free places."""
     shifted = np.roll(values, shift, -1).astype(np.float64)
@@ -420,7 +440,7 @@ def _mean(sheet: FormulaView, k: int) -> Iterator[Edit]:
             rows: Change = lambda get, own: np.asarray(sign * np.mean(get(x).sum(-1) / get(mask).sum(-1)))  # noqa: E731
             text = f"the mean over samples of each sequence's mean, for the mean over all that the mask keeps ({where})"
             yield Edit("reduction", "a reduction", text, {k: rows}, 0, at=k)
-        if sheet.nodes[x].operation == "mul":
+        if sheet.nodes[x].operation == "mul" and _is_mask(sheet.formula.values[below.given[0]]):
             yield from _unmasked(sheet, k, x, sign)
 
 

@@ -356,6 +356,7 @@ def of_all_turns(sheet: FormulaView) -> Iterator[Edit]:
                 yield from _in_all_turns(sheet, group, [dropped.get(k, []) for k in group])
     yield from _exchanged_indices(sheet)
     yield from _other_index(sheet)
+    yield from _other_parameter(sheet)
     yield from _repeats(sheet)
     yield from _reshaped(sheet)
     yield from _but_one_part(sheet)
@@ -430,7 +431,7 @@ def _in_all_turns(sheet: FormulaView, turns: list[int], edits: list[list[Edit]])
 
 
 # Operations that pick or add up rows, by an index that is their second input.
-_BY_INDEX = frozenset({"indexed", "rows_added", "elements_added"})
+_BY_INDEX = frozenset({"indexed", "rows_added", "elements_added", "elements_reduced"})
 
 
 def _other_index(sheet: FormulaView) -> Iterator[Edit]:
@@ -444,8 +445,11 @@ def _other_index(sheet: FormulaView) -> Iterator[Edit]:
     for index, places in users.items():
         # A softmax over groups adds up by an index, and reads the sums by the same one.
         sums = [k for k in places if sheet.nodes[k].operation != "indexed"]
-        together = [[k, *(n for n in places if sheet.nodes[n].given[0] == k)] for k in sums]
-        for group in (*(some for some in together if len(some) > 1), *([k] for k in places)):
+        together = [[k, *(n for n in places if sheet.source(sheet.nodes[n].given[0]) == k)] for k in sums]
+        together = [some for some in together if len(some) > 1]
+        # It also takes the largest ones off before.
+        together += [[k for some in together for k in some]] if len(together) > 1 else []
+        for group in (*together, *([k] for k in places)):
             for other in users:
                 if other == index or sheet.shape(other) != sheet.shape(index):
                     continue
@@ -455,9 +459,31 @@ def _other_index(sheet: FormulaView) -> Iterator[Edit]:
                 yield Edit("indices_exchanged", "another index", text, changes, 0, at=group[0])
 
 
+def _other_parameter(sheet: FormulaView) -> Iterator[Edit]:
+    """Yield edits of a call that takes another parameter of its layer, of the same shape."""
+    parameters = [k for k in range(len(sheet.nodes)) if sheet.is_parameter(k)]
+    for own, other in permutations(parameters[:_TURNS], 2):
+        first, second = (sheet.nodes[k].name for k in (own, other))
+        if sheet.shape(own) != sheet.shape(other) or first.rpartition("/")[0] != second.rpartition("/")[0]:
+            continue
+        for k in sheet.users(own):
+            if sheet.function(k):
+                text = f"`{second}` takes the place of `{first}` ({sheet.where(k)})"
+                yield Edit(
+                    "other_parameter", "another parameter", text, {k: _instead_of(sheet, k, own, other)}, 0, at=k
+                )
+
+
+def _instead_of(sheet: FormulaView, k: int, own: int, other: int) -> Change:
+    node = sheet.nodes[k]
+    taken = [other if operand == own else operand for operand in node.given]
+    return lambda get, _: np.asarray(OPERATIONS[node.operation](*map(get, taken), **node.how))
+
+
 def _index_of(sheet: FormulaView, k: int) -> int | None:
     """Return the index of rows that a node is a view of; `None` if the node is no such view."""
-    while sheet.nodes[k].operation in ("reshape", "expand", "cast") and len(sheet.shape(k)) > 1:
+    views = "reshape", "expand", "cast", "getitem"
+    while sheet.nodes[k].operation in views and len(sheet.shape(k)) > 1:
         k = sheet.nodes[k].given[0]
     return k if len(sheet.shape(k)) == 1 and not sheet.is_float(k) else None
 
@@ -635,6 +661,8 @@ def _divided(sheet: FormulaView, k: int) -> Iterator[Edit]:
                 f"the {what} is over all places, also those that the mask leaves out (padding), where the reference's "
                 f"{sheet.where(k)} takes the mean over those that it keeps"
             )
+            if not is_mask(sheet, product.given[1 - place]):
+                text = f"the {what} counts all alike, where the reference's {sheet.where(k)} weighs them"
             yield Edit("mean_over_pads", f"a {what} over pads", text, {k: _whole(x, by, above.how)}, 0, at=k)
 
 
@@ -659,7 +687,7 @@ def _getitem(sheet: FormulaView, k: int) -> Iterator[Edit]:
                 yield Edit("position", "another position", text, {k: given(sheet, k, key=changed)}, 0, at=k)
         for by in ("mean", "max", "sum"):
             text = f"the {by} over axis {place} is taken for the reference's {'last' if last else index} ({where})"
-            if len(key) == place + 1:
+            if len(key) == place + 1 and sheet.is_float(k):
                 change = _of(sheet, k, "reduced", by=by, axis=place)
                 yield Edit("reduction_form", "another reduction", text, {k: change}, 0, at=k)
 
