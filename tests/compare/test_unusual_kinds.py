@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import paddle
 import pytest
 import torch
@@ -1051,3 +1052,40 @@ def test_the_weights_and_the_norm_of_a_loss_are_named(tmp_path):
     assert "does not detach" in cause_of(attached).sentence
     assert "counts all alike" in cause_of(even).sentence and "counts all alike" in cause_of(rows).sentence
     assert "is 2 for the reference's 3" in cause_of(square).sentence
+
+
+# -- positions that the code counts --------------------------------------------------------------------------------
+
+
+class Buckets(nn.Module):
+    """A bias for distances, far ones in one bucket: one author counts with tensors, the other with numpy."""
+
+    def __init__(self, way):
+        super().__init__()
+        self.way, self.bias, self.body = way, nn.Embedding(6, 1), nn.Linear(5, 1)
+
+    def forward(self, x):
+        if self.way == "reference":
+            place = torch.arange(14)
+            apart = -torch.min(place[None] - place[:, None], torch.zeros(14, 14, dtype=torch.int64))
+            bucket = torch.where(
+                apart < 4, apart, torch.min(4 + (apart.float() / 8).to(torch.int64), torch.full_like(apart, 5))
+            )
+        else:
+            place = np.arange(14)
+            apart = np.maximum((place[None] - place[:, None]) * (1 if self.way == "direction" else -1), 0)
+            far = np.minimum(4 + apart // (6 if self.way == "far" else 8), 5)
+            bucket = torch.from_numpy(np.where(apart < 4, apart, far))
+        return self.body(x)[..., 0] @ self.bias(bucket)[..., 0]
+
+
+def buckets(way):
+    model = Buckets(way)
+    return descent(model, lambda rng: model(tensor(rng, 8, 14, 5)).square().mean())
+
+
+def test_integers_that_the_code_counts_are_computed(tmp_path):
+    clean, far, direction = compared(tmp_path, buckets, "reference", "clean", "far", "direction", steps=2)
+    assert clean.passed, clean.first_diff.message
+    assert cause_of(far).proven and "has other numbers: 15 of 196 differ" in cause_of(far).sentence
+    assert cause_of(direction).proven and "are exchanged" in cause_of(direction).sentence

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from padiff.compare.diagnose.computing.edit import Argument, Edit, FormulaView, dropped_terms, given, is_mask, put
-from padiff.compare.diagnose.computing.formula import Change
+from padiff.compare.diagnose.computing.formula import MADE, Change
 from padiff.compare.diagnose.computing.operations import OPERATIONS, cast
 from padiff.compare.diagnose.kernels import ACTIVATION_NUMBERS, FUNCTIONS
 from padiff.frameworks.settings import FRAMEWORKS, conventions_of
@@ -542,23 +542,40 @@ def other_numbers(sheet: FormulaView, candidate: FormulaView) -> Iterator[Edit]:
     others = [candidate.formula.values[k] for k in _made_of_numbers(candidate)]
     others = [values for values in others if sheet.equal(values) is None]
     for k in _made_of_numbers(sheet):
-        values = sheet.formula.values[k]
         for other in others:
-            if other.shape == values.shape and candidate.equal(values) is None:
-                # Numbers that stand for infinity hide what is added to them, whatever their size.
-                differ = ~np.isclose(np.clip(other, -_HUGE, _HUGE), np.clip(values, -_HUGE, _HUGE), rtol=1e-6)
-                if not differ.any():
-                    continue
-                place = np.flatnonzero(differ)[0]
-                text = (
-                    f"{sheet.named(k)} has other numbers: {int(differ.sum())} of {values.size} differ, the first is "
-                    f"{other.flat[place]:.6g} for the reference's {values.flat[place]:.6g}"
-                )
-                yield Edit("other_numbers", "other numbers", text, {k: put(other)}, 1, at=k)
+            if other.shape == sheet.shape(k) and candidate.equal(sheet.formula.values[k]) is None:
+                yield from _of_numbers(sheet, k, other, 1)
+    end, other = sheet.formula.end, candidate.formula.values[candidate.formula.end]
+    if sheet.nodes[end].operation and end in _numbers_alone(sheet) and other.size == sheet.formula.values[end].size:
+        yield from _of_numbers(sheet, end, other.reshape(sheet.shape(end)), 5)
+
+
+def _of_numbers(sheet: FormulaView, k: int, other: np.ndarray, rank: int) -> Iterator[Edit]:
+    """Yield the edit that puts other numbers in the place of a node's, if they differ."""
+    values = sheet.formula.values[k]
+    # Numbers that stand for infinity hide what is added to them, whatever their size.
+    differ = ~np.isclose(np.clip(other, -_HUGE, _HUGE), np.clip(values, -_HUGE, _HUGE), rtol=1e-6)
+    if differ.any():
+        place = np.flatnonzero(differ)[0]
+        text = (
+            f"{sheet.named(k)} has other numbers: {int(differ.sum())} of {values.size} differ, the first is "
+            f"{other.flat[place]:.6g} for the reference's {values.flat[place]:.6g}"
+        )
+        yield Edit("other_numbers", "other numbers", text, {k: put(other)}, rank, at=k)
 
 
 def _made_of_numbers(sheet: FormulaView) -> list[int]:
     """Return the nodes with tensors that depend on numbers of the code alone, and go into what depends on others."""
+    made = _numbers_alone(sheet)
+    return [
+        k
+        for k in sorted(made)
+        if sheet.formula.values[k].size > 1 and sheet.is_float(k) and not made.issuperset(sheet.users(k))
+    ]
+
+
+def _numbers_alone(sheet: FormulaView) -> set[int]:
+    """Return the nodes that depend on numbers of the code alone."""
     made: set[int] = set()
     for k, node in enumerate(sheet.nodes):
         call = sheet.producer(k)
@@ -567,14 +584,11 @@ def _made_of_numbers(sheet: FormulaView) -> list[int]:
         else:
             # Zeros and one other number are a mask, which may be drawn.
             is_written = call is not None and not call.inputs and not call.parameters and bool(call.function)
-            is_made = sheet.is_number(k) or (is_written and len(np.unique(sheet.formula.values[k])) > 2)
+            count = len(np.unique(sheet.formula.values[k]))
+            is_made = sheet.is_number(k) or (is_written and count > 2) or (node.name == MADE and count == 1)
         if is_made:
             made.add(k)
-    return [
-        k
-        for k in sorted(made)
-        if sheet.formula.values[k].size > 1 and sheet.is_float(k) and not made.issuperset(sheet.users(k))
-    ]
+    return made
 
 
 def _of(sheet: FormulaView, k: int, operation: str, place: int = 0, **how: Any) -> Change:
@@ -828,7 +842,8 @@ def _matmul(sheet: FormulaView, k: int) -> Iterator[Edit]:
 def _swapped_operands(sheet: FormulaView, k: int) -> Iterator[Edit]:
     first, second = sheet.nodes[k].given
     operation = OPERATIONS[sheet.nodes[k].operation]
-    if sheet.shape(first) == sheet.shape(second) and not sheet.is_number(first) and not sheet.is_number(second):
+    alike = len(sheet.shape(first)) == len(sheet.shape(second))
+    if alike and not sheet.is_number(first) and not sheet.is_number(second):
         text = f"the operands of {sheet.where(k)} are exchanged"
         yield Edit(
             "operands", "exchanged operands", text, {k: lambda get, own: operation(get(second), get(first))}, 1, at=k

@@ -27,6 +27,7 @@ from padiff.compare.diagnose.hypotheses.hypothesis import CLOSE, NEAR, Hypothesi
 from padiff.compare.diagnose.hypotheses.outputs import noise_level, root
 from padiff.compare.diagnose.settings import cause_of
 from padiff.compare.diagnose.traced import Graph
+from padiff.compare.judge.limits import ROUNDING
 from padiff.compare.measure.operands import Sketches, operands
 from padiff.errors import PadiffError
 from padiff.frameworks.catalog import SPELLINGS
@@ -242,7 +243,8 @@ def hypotheses(scene: DiffContext) -> Iterator[Hypothesis]:
         return
     infos = scene.runs.map(lambda run: run.info)
     written: list[FormulaView | None] = []
-    noise = noise_level(scene) * max(root(side) for side in case.sides)
+    # Integers are not rounded, and the formulas that make them are.
+    noise = (noise_level(scene) or ROUNDING["float32"]) * max(root(side) for side in case.sides)
     parts = zip(place.graphs, steps, infos, place.ends, place.computed, case.sides, case.looks)
     for graph, step, info, end, open_, side, look in parts:
         writer = Writer(graph, step, info)
