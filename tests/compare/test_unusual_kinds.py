@@ -588,7 +588,7 @@ def views(way):
             scores = (codes @ codes.T / tau).masked_fill(torch.eye(16) > 0, float("-inf"))
             return f.cross_entropy(scores, (torch.arange(16) + 8) % 16)
         codes = torch.cat([first, second])
-        parts = (codes @ codes.T / tau).exp() * (1 - torch.eye(16))
+        parts = (codes @ codes.T / tau).exp() * (1 if way == "itself" else 1 - torch.eye(16))
         return (parts.sum(1).log() - (codes * codes.roll(8, 0)).sum(1) / tau).mean()
 
     return descent(model, loss)
@@ -596,9 +596,13 @@ def views(way):
 
 @BOTH
 def test_an_output_of_another_form_is_no_difference_in_later_steps(options, tmp_path):
-    clean, fault = compared(tmp_path, views, "reference", "clean", "fault", **options)
+    clean, fault, itself = compared(tmp_path, views, "reference", "clean", "fault", "itself", **options)
     assert clean.passed, clean.first_diff.message
     assert placed(fault)[0] == 2 and placed(fault)[1] in ("loss", "backward")
+    assert placed(itself)[0] == 0 and placed(itself)[1] in ("loss", "backward")
+    if not options:
+        assert cause_of(fault).proven and "0.25, in the reference 0.5" in cause_of(fault).sentence
+        assert cause_of(itself).proven and "mask is missing" in cause_of(itself).sentence
 
 
 class Margins(nn.Module):

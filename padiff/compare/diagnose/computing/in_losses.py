@@ -202,8 +202,8 @@ def loss_numbers(sheet: FormulaView, leaves: Sequence[int], loss: int) -> Iterat
         elif node.operation == "huber":
             what = f"beta (delta) of {sheet.where(k)}"
             yield Number("loss_beta", "beta", what, node.how["beta"], _how(node, k, "beta"), k, (0.5,), rank=0)
-    yield from _temperatures(sheet)
-    yield from _in_several_places(sheet)
+    yield from temperatures(sheet)
+    yield from in_several_places(sheet)
     what = "the loss is multiplied by a number, which"
     yield Number("loss_scale", "a scale of the loss", what, 1.0, scaled(loss), loss, rank=2)
     for leaf in leaves:
@@ -212,7 +212,7 @@ def loss_numbers(sheet: FormulaView, leaves: Sequence[int], loss: int) -> Iterat
             yield Number("loss_term", "a further term", what, 0.0, _term(leaf, loss, term), loss, rank=3)
 
 
-def _in_several_places(sheet: FormulaView) -> Iterator[Number]:
+def in_several_places(sheet: FormulaView) -> Iterator[Number]:
     """Yield each number that scales one tensor in several places, with either sign, as one number."""
     places: dict[tuple[float, int], list[int]] = {}
     for k, node in enumerate(sheet.nodes):
@@ -236,7 +236,7 @@ def _signed(signs: Mapping[int, float], value: float) -> dict[int, Change]:
     return {k: put(np.asarray(sign * value)) for k, sign in signs.items()}
 
 
-def _temperatures(sheet: FormulaView) -> Iterator[Number]:
+def temperatures(sheet: FormulaView) -> Iterator[Number]:
     """Yield a temperature that several softmaxes are taken at, with its square as the weight of the term."""
     divisors: dict[float, list[int]] = {}
     for node in sheet.nodes:
