@@ -602,7 +602,7 @@ def test_an_output_of_another_form_is_no_difference_in_later_steps(options, tmp_
     assert placed(itself)[0] == 0 and placed(itself)[1] in ("loss", "backward")
     if not options:
         assert cause_of(fault).proven and "0.25, in the reference 0.5" in cause_of(fault).sentence
-        assert cause_of(itself).proven and "mask is missing" in cause_of(itself).sentence
+        assert cause_of(itself).proven and cause_of(itself).kind == "mask_missing"
 
 
 class Margins(nn.Module):
@@ -1093,3 +1093,60 @@ def test_integers_that_the_code_counts_are_computed(tmp_path):
     assert clean.passed, clean.first_diff.message
     assert cause_of(far).proven and "has other numbers: 15 of 196 differ" in cause_of(far).sentence
     assert cause_of(direction).proven and "are exchanged" in cause_of(direction).sentence
+
+
+# -- matrices of a chain, and sets of those at risk ----------------------------------------------------------------
+
+
+class Chain(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body, self.steps = nn.Linear(6, 4), nn.Parameter(torch.arange(16.0).reshape(4, 4) / 10)
+
+    def forward(self, x):
+        return self.body(x)
+
+
+def chains(way):
+    """A field's likelihood: the tags' score picks entries of a matrix that the sum over all tags adds."""
+    model = Chain()
+
+    def loss(rng):
+        scores, tags = model(tensor(rng, 8, 5, 6)), torch.randint(4, (8, 5), generator=rng)
+        steps = model.steps.T if way == "transposed" else model.steps
+        total = scores[:, 0]
+        for place in range(1, 5):
+            total = torch.logsumexp(total[:, :, None] + steps, 1) + scores[:, place]
+        if way == "reference":
+            right = scores.gather(2, tags[..., None]).sum((1, 2)) + model.steps[tags[:, :-1], tags[:, 1:]].sum(1)
+        else:
+            hot = f.one_hot(tags, 4).float()
+            right = (scores * hot).sum((1, 2)) + torch.einsum("bti,ij,btj->b", hot[:, :-1], model.steps, hot[:, 1:])
+        return (torch.logsumexp(total, 1) - right).mean()
+
+    return descent(model, loss, 0.05)
+
+
+def survivals(way):
+    model = nn.Linear(6, 1)
+
+    def loss(rng):
+        risk, time, event = model(tensor(rng, 20, 6))[:, 0], tensor(rng, 20), torch.randint(2, (20,), generator=rng)
+        if way == "reference":
+            order = torch.argsort(time, descending=True)
+            parts = (risk[order] - torch.logcumsumexp(risk[order], 0)) * event[order]
+        else:
+            kept = (time[None] <= time[:, None]) if way == "reversed" else (time[None] >= time[:, None])
+            parts = (risk - torch.log((kept.float() * risk.exp()[None]).sum(1))) * event
+        return -parts.sum() / event.sum()
+
+    return descent(model, loss)
+
+
+def test_a_transposed_matrix_and_a_comparison_the_other_way_round_are_named(tmp_path):
+    clean, transposed = compared(tmp_path / "chains", chains, "reference", "clean", "transposed", steps=2)
+    assert clean.passed, clean.first_diff.message
+    assert cause_of(transposed).proven and "`(root)/steps` is transposed" in cause_of(transposed).sentence
+    clean, turned = compared(tmp_path / "survivals", survivals, "reference", "clean", "reversed", steps=2)
+    assert clean.passed, clean.first_diff.message
+    assert cause_of(turned).proven and "compares the other way round" in cause_of(turned).sentence

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from itertools import combinations, permutations
 from typing import Any
 
 import numpy as np
 
 from padiff.compare.diagnose.computing.edit import Argument, Edit, FormulaView, dropped_terms, given, is_mask, put
-from padiff.compare.diagnose.computing.formula import MADE, Change
+from padiff.compare.diagnose.computing.formula import MADE, Change, Get
 from padiff.compare.diagnose.computing.operations import OPERATIONS, cast
 from padiff.compare.diagnose.kernels import ACTIVATION_NUMBERS, FUNCTIONS
 from padiff.frameworks.settings import FRAMEWORKS, conventions_of
@@ -357,6 +358,8 @@ def of_all_turns(sheet: FormulaView) -> Iterator[Edit]:
     yield from _exchanged_indices(sheet)
     yield from _other_index(sheet)
     yield from _other_parameter(sheet)
+    yield from _transposed(sheet)
+    yield from comparisons(sheet)
     yield from _repeats(sheet)
     yield from _reshaped(sheet)
     yield from _but_one_part(sheet)
@@ -459,6 +462,9 @@ def _other_index(sheet: FormulaView) -> Iterator[Edit]:
                 yield Edit("indices_exchanged", "another index", text, changes, 0, at=group[0])
 
 
+_COMPARING = frozenset({"lt", "le", "gt", "ge"})
+
+
 def _other_parameter(sheet: FormulaView) -> Iterator[Edit]:
     """Yield edits of a call that takes another parameter of its layer, of the same shape."""
     parameters = [k for k in range(len(sheet.nodes)) if sheet.is_parameter(k)]
@@ -466,18 +472,58 @@ def _other_parameter(sheet: FormulaView) -> Iterator[Edit]:
         first, second = (sheet.nodes[k].name for k in (own, other))
         if sheet.shape(own) != sheet.shape(other) or first.rpartition("/")[0] != second.rpartition("/")[0]:
             continue
+        put_in = partial(_replaced, own, other)
         for k in sheet.users(own):
             if sheet.function(k):
                 text = f"`{second}` takes the place of `{first}` ({sheet.where(k)})"
-                yield Edit(
-                    "other_parameter", "another parameter", text, {k: _instead_of(sheet, k, own, other)}, 0, at=k
-                )
+                yield Edit("other_parameter", "another parameter", text, {k: _with_operands(sheet, k, put_in)}, 0, at=k)
 
 
-def _instead_of(sheet: FormulaView, k: int, own: int, other: int) -> Change:
+def _replaced(own: int, other: int, get: Get, operand: int) -> np.ndarray:
+    return get(other if operand == own else operand)
+
+
+def _exchanged(exchange: Mapping[int, int], get: Get, operand: int) -> np.ndarray:
+    return get(exchange[operand])
+
+
+def _turned(own: int, get: Get, operand: int) -> np.ndarray:
+    return get(operand).T if operand == own else get(operand)
+
+
+def _transposed(sheet: FormulaView) -> Iterator[Edit]:
+    """Yield edits that transpose a square parameter where a loop reads it, and not where it is indexed."""
+    for parameter in range(len(sheet.nodes)):
+        shape = sheet.shape(parameter)
+        if not sheet.is_parameter(parameter) or len(shape) != 2 or shape[0] != shape[1]:
+            continue
+        reads: dict[str, list[int]] = {}
+        for k in sheet.users(parameter):
+            if sheet.function(k):
+                reads.setdefault(sheet.nodes[k].operation, []).append(k)
+        for places in reads.values():
+            turned = partial(_turned, parameter)
+            changes = {k: _with_operands(sheet, k, turned) for k in places}
+            more = f", and in {len(places) - 1} more calls" if len(places) > 1 else ""
+            text = f"`{sheet.nodes[parameter].name}` is transposed ({sheet.where(places[0])}{more})"
+            yield Edit("axes_order", "a transposed matrix", text, changes, 1, at=places[0])
+
+
+def comparisons(sheet: FormulaView) -> Iterator[Edit]:
+    """Yield edits that compare the other way round."""
+    for k, node in enumerate(sheet.nodes):
+        values = [sheet.formula.values[g] for g in node.given]
+        if node.operation in _COMPARING and np.ptp(OPERATIONS[node.operation](*values[::-1]).astype(int)):
+            exchange = dict(zip(node.given, node.given[::-1]))
+            text = f"{sheet.where(k)} compares the other way round"
+            change = _with_operands(sheet, k, partial(_exchanged, exchange))
+            yield Edit("operands", "exchanged operands", text, {k: change}, 1, at=k)
+
+
+def _with_operands(sheet: FormulaView, k: int, operand: Callable[[Get, int], np.ndarray]) -> Change:
+    """Return a change that computes a node of other operands."""
     node = sheet.nodes[k]
-    taken = [other if operand == own else operand for operand in node.given]
-    return lambda get, _: np.asarray(OPERATIONS[node.operation](*map(get, taken), **node.how))
+    return lambda get, _: np.asarray(OPERATIONS[node.operation](*(operand(get, g) for g in node.given), **node.how))
 
 
 def _index_of(sheet: FormulaView, k: int) -> int | None:
