@@ -1150,3 +1150,61 @@ def test_a_transposed_matrix_and_a_comparison_the_other_way_round_are_named(tmp_
     clean, turned = compared(tmp_path / "survivals", survivals, "reference", "clean", "reversed", steps=2)
     assert clean.passed, clean.first_diff.message
     assert cause_of(turned).proven and "compares the other way round" in cause_of(turned).sentence
+
+
+# -- inputs that a later step exchanges, and gradients of the same step --------------------------------------------
+
+
+class Scores(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(20, 6)
+
+    def forward(self, head, tail):
+        return (self.table(head) * self.table(tail) * torch.arange(1, 7)).sum(-1)
+
+
+def corrupted(way):
+    model, steps = Scores(), []
+
+    def loss(rng):
+        head, tail, other = (torch.randint(20, size, generator=rng) for size in ((8,), (8,), (8, 4)))
+        steps.append(0)
+        of_head = len(steps) > 1 and way != "fault"
+        wrong = (other, tail[:, None].expand(8, 4)) if of_head else (head[:, None].expand(8, 4), other)
+        return f.softplus(-model(head, tail)).mean() + f.softplus(model(*wrong)).mean()
+
+    return descent(model, loss, 0.01)
+
+
+def climbing(way):
+    """Weights that climb along their gradient before the gradient that counts; a norm leaves a bias no gradient."""
+    model = nn.Sequential(nn.Conv1d(3, 6, 3), nn.BatchNorm1d(6), nn.ReLU(), nn.Flatten(), nn.Linear(36, 5))
+    optimizer = torch.optim.SGD(model.parameters(), 0.05)
+    rng = yield model, optimizer
+    while True:
+        x, labels = tensor(rng, 12, 3, 8), torch.randint(5, (12,), generator=rng)
+        f.cross_entropy(model(x), labels).backward()
+        with torch.no_grad():
+            moves = [p.grad * 0.1 for p in model.parameters()]
+            for p, move in zip(model.parameters(), moves):
+                p.add_(move)
+        if way != "fault":
+            optimizer.zero_grad()
+        loss = f.cross_entropy(model(x), labels)
+        loss.backward()
+        with torch.no_grad():
+            for p, move in zip(model.parameters(), moves):
+                p.sub_(move)
+        optimizer.step()
+        optimizer.zero_grad()
+        rng = yield loss
+
+
+def test_exchanged_inputs_and_gradients_of_the_same_step_are_named(tmp_path):
+    clean, fault = compared(tmp_path / "corrupted", corrupted, "reference", "clean", "fault", steps=2)
+    assert clean.passed, clean.first_diff.message
+    assert placed(fault)[:2] == (1, "input") and "gives as `tail` what the reference" in cause_of(fault).sentence
+    clean, fault = compared(tmp_path / "climbing", climbing, "reference", "clean", "fault", steps=2)
+    assert clean.passed, clean.first_diff.message
+    assert cause_of(fault).proven and "2 of 2 backwards of this step" in cause_of(fault).sentence

@@ -53,6 +53,26 @@ def hypotheses(scene: DiffContext) -> Iterator[Hypothesis | Cause]:
         )
         yield transforms.hypothesis(transform, _HEAD, "input", pair.anchor.site, tuple(few), rounding, limit)
     yield from _moved(scene, sides, rounding)
+    yield from _elsewhere(scene, sides)
+
+
+def _elsewhere(scene: DiffContext, sides: Both[np.ndarray]) -> Iterator[Cause]:
+    """Yield the cause that the candidate gives the same values, to the bit, as another input of a call."""
+    values, own = sides.reference, scene.diff.pair
+    if len(np.unique(values)) < _INTEGERS:
+        return
+    for pair in scene.pairs(scene.number, "input").values():
+        if pair is own or pair.candidate is None or pair.candidate.shape != values.shape:
+            continue
+        others = whole_of(pair)
+        if others is not None and np.array_equal(others.candidate, values):
+            call = "" if pair.anchor.call == own.anchor.call else f" of call {pair.anchor.call}"
+            text = (
+                f"the candidate gives as `{pair.candidate.slot.rpartition('.')[2]}`{call} what the reference gives as "
+                f"`{own.anchor.slot.rpartition('.')[2]}`"
+            )
+            yield Cause("input_elsewhere", text)
+            return
 
 
 def _numbered_otherwise(scene: DiffContext, sides: Both[np.ndarray]) -> Iterator[Cause]:
