@@ -355,8 +355,8 @@ def compare_step(steps: Both[Sequence[Step]], plan: ComparisonPlan, before: Befo
         judged = excused(judged, infos.zip(history), rank, plan.alignment)
         judged, history = absent_stages(judged, rank, history, plan.runs)
         if not judged.passed and plan.policy.in_context:
-            judged = with_other_forms(judged, rank, plan.runs, before.forms)
             judged = with_magnified(judged, rank.reference, plan.runs.reference)
+            judged = with_other_forms(judged, rank, plan.runs, before.forms)
         is_form = judged.rows["passed"] & (judged.rows["rule"] == RULE_NUMBERS[Rule.WRITTEN_OTHERWISE])
         forms |= {judged.sites.keys[place] for place in judged.sites.places["forward"].tolist() if is_form[place]}
         judged = with_averages(judged, len(diffs_by_rank), plan.runs, plan.alignment, before.drift)

@@ -359,7 +359,6 @@ def of_all_turns(sheet: FormulaView) -> Iterator[Edit]:
     yield from _other_index(sheet)
     yield from _other_parameter(sheet)
     yield from _transposed(sheet)
-    yield from comparisons(sheet)
     yield from _repeats(sheet)
     yield from _reshaped(sheet)
     yield from _but_one_part(sheet)
@@ -462,18 +461,15 @@ def _other_index(sheet: FormulaView) -> Iterator[Edit]:
                 yield Edit("indices_exchanged", "another index", text, changes, 0, at=group[0])
 
 
-_COMPARING = frozenset({"lt", "le", "gt", "ge"})
-
-
 def _other_parameter(sheet: FormulaView) -> Iterator[Edit]:
     """Yield edits of a call that takes another parameter of its layer, of the same shape."""
     parameters = [k for k in range(len(sheet.nodes)) if sheet.is_parameter(k)]
-    for own, other in permutations(parameters[:_TURNS], 2):
-        first, second = (sheet.nodes[k].name for k in (own, other))
-        if sheet.shape(own) != sheet.shape(other) or first.rpartition("/")[0] != second.rpartition("/")[0]:
+    for node, partner in permutations(parameters[:_TURNS], 2):
+        first, second = (sheet.nodes[k].name for k in (node, partner))
+        if sheet.shape(node) != sheet.shape(partner) or first.rpartition("/")[0] != second.rpartition("/")[0]:
             continue
-        put_in = partial(_replaced, own, other)
-        for k in sheet.users(own):
+        put_in = partial(_replaced, node, partner)
+        for k in sheet.users(node):
             if sheet.function(k):
                 text = f"`{second}` takes the place of `{first}` ({sheet.where(k)})"
                 yield Edit("other_parameter", "another parameter", text, {k: _with_operands(sheet, k, put_in)}, 0, at=k)
@@ -481,10 +477,6 @@ def _other_parameter(sheet: FormulaView) -> Iterator[Edit]:
 
 def _replaced(own: int, other: int, get: Get, operand: int) -> np.ndarray:
     return get(other if operand == own else operand)
-
-
-def _exchanged(exchange: Mapping[int, int], get: Get, operand: int) -> np.ndarray:
-    return get(exchange[operand])
 
 
 def _turned(own: int, get: Get, operand: int) -> np.ndarray:
@@ -507,17 +499,6 @@ def _transposed(sheet: FormulaView) -> Iterator[Edit]:
             more = f", and in {len(places) - 1} more calls" if len(places) > 1 else ""
             text = f"`{sheet.nodes[parameter].name}` is transposed ({sheet.where(places[0])}{more})"
             yield Edit("axes_order", "a transposed matrix", text, changes, 1, at=places[0])
-
-
-def comparisons(sheet: FormulaView) -> Iterator[Edit]:
-    """Yield edits that compare the other way round."""
-    for k, node in enumerate(sheet.nodes):
-        values = [sheet.formula.values[g] for g in node.given]
-        if node.operation in _COMPARING and np.ptp(OPERATIONS[node.operation](*values[::-1]).astype(int)):
-            exchange = dict(zip(node.given, node.given[::-1]))
-            text = f"{sheet.where(k)} compares the other way round"
-            change = _with_operands(sheet, k, partial(_exchanged, exchange))
-            yield Edit("operands", "exchanged operands", text, {k: change}, 1, at=k)
 
 
 def _with_operands(sheet: FormulaView, k: int, operand: Callable[[Get, int], np.ndarray]) -> Change:
@@ -591,9 +572,9 @@ def other_numbers(sheet: FormulaView, candidate: FormulaView) -> Iterator[Edit]:
         for other in others:
             if other.shape == sheet.shape(k) and candidate.equal(sheet.formula.values[k]) is None:
                 yield from _of_numbers(sheet, k, other, 1)
-    end, other = sheet.formula.end, candidate.formula.values[candidate.formula.end]
-    if sheet.nodes[end].operation and end in _numbers_alone(sheet) and other.size == sheet.formula.values[end].size:
-        yield from _of_numbers(sheet, end, other.reshape(sheet.shape(end)), 5)
+    end, numbers = sheet.formula.end, candidate.formula.values[candidate.formula.end]
+    if sheet.nodes[end].operation and end in _numbers_alone(sheet) and numbers.size == sheet.formula.values[end].size:
+        yield from _of_numbers(sheet, end, numbers.reshape(sheet.shape(end)), 5)
 
 
 def _of_numbers(sheet: FormulaView, k: int, other: np.ndarray, rank: int) -> Iterator[Edit]:
@@ -612,11 +593,11 @@ def _of_numbers(sheet: FormulaView, k: int, other: np.ndarray, rank: int) -> Ite
 
 def _made_of_numbers(sheet: FormulaView) -> list[int]:
     """Return the nodes with tensors that depend on numbers of the code alone, and go into what depends on others."""
-    made = _numbers_alone(sheet)
+    nodes = _numbers_alone(sheet)
     return [
         k
-        for k in sorted(made)
-        if sheet.formula.values[k].size > 1 and sheet.is_float(k) and not made.issuperset(sheet.users(k))
+        for k in sorted(nodes)
+        if sheet.formula.values[k].size > 1 and sheet.is_float(k) and not nodes.issuperset(sheet.users(k))
     ]
 
 

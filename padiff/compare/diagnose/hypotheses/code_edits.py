@@ -286,7 +286,7 @@ def hypotheses(scene: DiffContext) -> Iterator[Hypothesis]:
     if candidate is not None:
         trials = [_as_written(trial, candidate) for trial in trials]
         target = Target(case.sides.reference, candidate.shape(candidate.formula.end), case.looks.candidate)
-        trials += tried(case, candidate, (dropped_terms, rotary, comparisons), target, True)
+        trials += tried(case, candidate, (dropped_terms, rotary), target, True)
     yield from reported(case, trials)
 
 

@@ -40,7 +40,7 @@ from padiff.compare.diagnose.computing.loss_terms import (
     terms_of,
     weighed,
 )
-from padiff.compare.diagnose.computing.operation_edits import comparisons, of_all_turns, other_operations
+from padiff.compare.diagnose.computing.operation_edits import of_all_turns, other_operations
 from padiff.compare.diagnose.computing.writer import Writer
 from padiff.compare.diagnose.hypotheses.code_edits import Case, Found, Maker, named, reported, tried
 from padiff.compare.diagnose.hypotheses.diff_context import DiffContext, PairPlace, place_of, whole_of
@@ -231,7 +231,7 @@ def hypotheses(scene: DiffContext) -> Iterator[Hypothesis]:
         trials += [_of_scale(trial) for trial in tried(case, reference.sheet, makers, target, False, candidates)]
     if candidate is not None:
         target = Target(few.reference, few.reference.shape, _same)
-        surplus: list[Maker] = [*cut, comparisons, loss_left_out]
+        surplus: list[Maker] = [*cut, loss_left_out]
         slopes = {} if reference is None else asked_gradients(candidate.sheet, reference.sheet)
         base = candidate.sheet.formula.changed(slopes) if slopes else None
         if base is not None and target.off(base) > NEAR * noise:

@@ -104,10 +104,10 @@ def _numbers(view: FormulaView, sides: Both[np.ndarray], noise: float, step: int
             target = Target(side, side.shape, same)
             edit = None if target.off(start) <= NEAR * noise else solved(view, number, target, noise)
             changes = {} if edit is None else edit.changes
-            made = view.formula.changed(changes)
-            if made is None or target.off(made) > NEAR * noise:
+            computed = view.formula.changed(changes)
+            if computed is None or target.off(computed) > NEAR * noise:
                 break
-            row = made
+            row = computed
             values.append(float(np.ravel(view.formula.getter(changes)(node))[0]))
         if len(values) == 2 and not math.isclose(*values, rel_tol=_SAME):
             text = (
@@ -264,17 +264,17 @@ def _are_other_forms(pairs: Sequence[Pair], graphs: Both[Graph], sheets: Sequenc
         if pair.reference is None or pair.candidate is None:
             return False
         tensors = graphs.reference.tensor_of(pair.reference), graphs.candidate.tensor_of(pair.candidate)
-        own, other = (
+        node, partner = (
             None if tensor is None else sheet.writer.nodes.get(tensor)
             for sheet, tensor in zip((reference, candidate), tensors)
         )
-        if own is None or other is None:
+        if node is None or partner is None:
             return False
-        expected = pair.layout.undo(reference.formula.values[own], pair.candidate.shape)
-        actual = pair.layout.apply(candidate.formula.values[other], pair.reference.shape)
-        if _computes_form(candidate, other, expected) or _computes_form(reference, own, actual):
+        expected = pair.layout.undo(reference.formula.values[node], pair.candidate.shape)
+        actual = pair.layout.apply(candidate.formula.values[partner], pair.reference.shape)
+        if _computes_form(candidate, partner, expected) or _computes_form(reference, node, actual):
             return True
-        here[own], there[other] = put(actual), put(expected)
+        here[node], there[partner] = put(actual), put(expected)
     losses = [float(sheet.formula.values[sheet.formula.end]) for sheet in (reference, candidate)]
     exchanged = candidate.formula.changed(there), reference.formula.changed(here)
     if any(
