@@ -21,7 +21,6 @@ from padiff.compare.diagnose.computing.divergence import Number, divergences, nu
 from padiff.compare.diagnose.computing.edit import CHOICE, SIDES_OF_EDITS, Edit, FormulaView, Target, dropped_terms
 from padiff.compare.diagnose.computing.formula import UnknownError
 from padiff.compare.diagnose.computing.operation_edits import (
-    comparisons,
     of_all_turns,
     operation_edits,
     other_numbers,
