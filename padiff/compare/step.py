@@ -127,8 +127,11 @@ def with_magnified(diffs: StepDiffs, step: Step, run: Run) -> StepDiffs:
     failed = [place for place in np.flatnonzero(~diffs.rows["passed"]).tolist() if diffs.measured[place]]
     if not any(facts.into_loss[place] or sites.stages[place] == "forward" for place in failed):
         return diffs
-    traces = step.trace, *(first.trace for number in run.numbers()[:1] for first in run.steps(number)[:1])
-    trace = next((trace for trace in traces if trace.functions), None)
+    try:
+        traces = step.trace, *(first.trace for number in run.numbers()[:1] for first in run.steps(number)[:1])
+        trace = next((trace for trace in traces if trace.functions), None)
+    except PadiffError:
+        return diffs  # the first step is damaged
     poles = {} if trace is None else _poles(trace)
     if trace is None or not poles:
         return diffs
