@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -26,6 +26,7 @@ from padiff.errors import PadiffError
 from padiff.frameworks.catalog import LOOKING
 from padiff.pair.plans import PairPlans, in_one, left_out, rank_steps, step_pairs, weights_known
 from padiff.records import LOOP, Both, Diff, Figure, Pair, Rule, Run, Step, Trace, TracedCall
+from padiff.records.pair_table import Key
 from padiff.records.report_data import ChoiceCounts
 from padiff.records.step_diffs import RULE_NUMBERS, StepDiffs
 
@@ -104,10 +105,10 @@ _LOST, _UNITS, _EACH = 0.1, 16, 8
 
 
 def with_magnified(diffs: StepDiffs, step: Step, run: Run) -> StepDiffs:
-    """Return the diffs, with inputs and values of loss functions passed whose few wrong elements come from rounding.
+    """Return the diffs, with outputs and what goes into losses passed whose few wrong elements come from rounding.
 
     A logarithm of a difference that is nearly nothing (``log(1 - a * a)``) magnifies the rounding of single elements
-    without a limit: such an input of a loss may be off in a few elements, and the loss by as much.
+    without a limit: such an output, or input of a loss, may be off in a few elements, and the loss by as much.
 
     Args:
         diffs: the judged diffs of one rank of a step.
@@ -116,28 +117,40 @@ def with_magnified(diffs: StepDiffs, step: Step, run: Run) -> StepDiffs:
     """
     sites, facts = diffs.sites, diffs.sites.fact(SiteFacts)
     failed = [place for place in np.flatnonzero(~diffs.rows["passed"]).tolist() if diffs.measured[place]]
-    if not any(facts.into_loss[place] for place in failed):
+    if not any(facts.into_loss[place] or sites.stages[place] == "forward" for place in failed):
         return diffs
-    traces = step.trace, *(first.trace for number in run.numbers()[:1] for first in run.steps(number)[:1])
-    trace = next((trace for trace in traces if trace.functions), None)
+    try:
+        traces = step.trace, *(first.trace for number in run.numbers()[:1] for first in run.steps(number)[:1])
+        trace = next((trace for trace in traces if trace.functions), None)
+    except PadiffError:
+        return diffs  # the first step is damaged
     poles = {} if trace is None else _poles(trace)
     if trace is None or not poles:
         return diffs
-    magnified, most = reached(trace, [*poles]), max(poles.values())
+    magnified = reached(trace, [*poles])
     losses = {
         (f"{call.function}()", call.nth)
         for call in trace.calls
         if call.layer == LOOP and any(operand.tensor in magnified for operand in call.inputs)
     }
+    outputs = {
+        (call.layer, call.call, operand.slot)
+        for call in trace.calls
+        for operand in call.outputs
+        if not call.function and operand.tensor in magnified
+    }
     judged_diffs, errors = list(diffs), dict[tuple[str, int], float]()
     for place in failed:
         call = sites.slots[place].partition(".")[0], judged_diffs[place].pair.anchor.call
         judged, error = judged_diffs[place].judgement, float(diffs.relative[place])
-        if sites.stages[place] != "loss" or judged is None or not (call in losses or facts.losses[place]):
+        anchor = judged_diffs[place].pair.anchor
+        is_output = sites.stages[place] == "forward" and (anchor.layer, anchor.call, anchor.slot) in outputs
+        is_of_loss = sites.stages[place] == "loss" and (call in losses or facts.losses[place])
+        if judged is None or not (is_output or is_of_loss):
             continue
-        if facts.into_loss[place]:
-            bulk = _without_few(judged_diffs[place])
-            if bulk <= judged.limit and diffs.rows["max_abs"][place] <= most:
+        if is_output or facts.into_loss[place]:
+            bulk = _without_few(judged_diffs[place], [*poles.values()], in_rows=trace is step.trace)
+            if bulk <= judged.limit:
                 judged_diffs[place] = judged_diffs[place].judged(True, Figure.BULK, bulk, judged.limit, judged.rule)
                 errors[call] = max(errors.get(call, 0.0), error)
             continue
@@ -148,42 +161,63 @@ def with_magnified(diffs: StepDiffs, step: Step, run: Run) -> StepDiffs:
     return diffs.replaced(judged_diffs)
 
 
-def _without_few(diff: Diff) -> float:
-    """Return the relative error of a tensor without its few worst elements; infinity if its elements are not known."""
+def _without_few(diff: Diff, poles: Sequence[_Pole], in_rows: bool) -> float:
+    """Return the relative error of a tensor without its few worst elements; infinity if its elements are not known, or
+    if one of them is off by more than the poles make of rounding, in its row if the poles are those of this step.
+    """
     try:
         values = elements(diff.pair)
     except PadiffError:
         return math.inf
     if values is None:
         return math.inf
-    errors = np.sort(np.abs(np.ravel(values.candidate.astype(np.float64) - values.reference)))
     norm = float(np.linalg.norm(values.reference))
-    return (
-        float(np.linalg.norm(errors[: errors.size - min(few(errors.size), errors.size // _EACH)])) / norm
-        if norm
-        else math.inf
-    )
+    if not norm:
+        return math.inf
+    errors = np.abs(np.ravel(values.candidate.astype(np.float64) - values.reference))
+    rows = diff.pair.anchor.shape[0] if diff.pair.anchor.shape else 1
+    most = np.zeros((rows, 1))
+    for pole in poles:
+        by_row = pole.errors.reshape(rows, -1) if in_rows and len(pole.errors) == rows else np.full((1, 1), pole.worst)
+        most = most + by_row.max(axis=1, keepdims=True)
+    beyond = np.linalg.norm(np.maximum(errors.reshape(rows, -1) - most, 0.0))
+    bulk = np.linalg.norm(np.sort(errors)[: errors.size - min(few(errors.size), errors.size // _EACH)])
+    return float(max(beyond, bulk)) / norm
 
 
-def _poles(trace: Trace) -> dict[int, float]:
+class _Pole(NamedTuple):
+    """Rounding of a difference that nearly cancels out, as a function near its pole magnifies it.
+
+    Attributes:
+        errors: the errors of the elements; 0 where nothing cancels out.
+        worst: the error of an element of which nothing is left.
+    """
+
+    errors: np.ndarray
+    worst: float
+
+
+def _poles(trace: Trace) -> dict[int, _Pole]:
     """Return the calls that take a function near its pole, of a difference whose terms nearly cancel out.
 
     Returns:
-        The largest error that rounding of the difference causes, by the position of the call.
+        The errors that rounding of the difference causes, by the position of the call.
     """
     producers = {operand.tensor: call for call in trace.calls if call.function for operand in call.outputs}
     poles = {}
     for position, call in enumerate(trace.calls):
         place = _AT_POLES.get(call.function, len(call.inputs))
-        if place < len(call.inputs) and (error := _magnified(trace, producers, call.inputs[place].tensor)):
-            is_log = call.function.startswith("log")
-            poles[position] = error * (1.0 if is_log else _extent(trace, call.outputs[0].tensor)[1])
+        pole = _magnified(trace, producers, call.inputs[place].tensor) if place < len(call.inputs) else None
+        if pole is not None:
+            factor = 1.0 if call.function.startswith("log") else float(_sizes(trace, call.outputs[0].tensor).max())
+            poles[position] = _Pole(pole.errors * factor, pole.worst * factor)
     return poles
 
 
-def _magnified(trace: Trace, producers: Mapping[int, TracedCall], tensor: int) -> float:
-    """Return the relative error of a tensor that rounding causes; 0 if it is no difference that nearly cancels out."""
-    call, smallest = producers.get(tensor), _extent(trace, tensor)[0]
+def _magnified(trace: Trace, producers: Mapping[int, TracedCall], tensor: int) -> _Pole | None:
+    """Return the relative errors of a tensor that rounding causes; `None` if no difference nearly cancels out."""
+    call, sizes = producers.get(tensor), _sizes(trace, tensor)
+    smallest = float(sizes.min(initial=math.inf))
     while call is not None and call.function not in ("sub", "rsub"):
         numbers = [abs(value) for value in call.arguments.values() if type(value) in (int, float)]
         # A small number that is added is what is left where the terms are equal.
@@ -191,18 +225,20 @@ def _magnified(trace: Trace, producers: Mapping[int, TracedCall], tensor: int) -
         is_followed = call.function in _KEPT and len(call.inputs) == 1
         call = producers.get(call.inputs[0].tensor) if is_followed else None
     if call is None:
-        return 0.0
-    terms = [_extent(trace, operand.tensor)[1] for operand in call.inputs]
+        return None
+    terms = [float(_sizes(trace, operand.tensor).max(initial=0.0)) for operand in call.inputs]
     largest = max([*terms, *(abs(value) for value in call.arguments.values() if type(value) in (int, float))])
     unit = 2 * limits.ROUNDING["float32"]
-    return _UNITS * unit * largest / max(smallest, unit) if smallest < _LOST * largest else 0.0
+    if smallest >= _LOST * largest:
+        return None
+    errors = np.where(sizes < _LOST * largest, _UNITS * unit * largest / np.maximum(sizes, unit), 0.0)
+    return _Pole(errors, _UNITS * unit * largest / max(smallest, unit))
 
 
-def _extent(trace: Trace, tensor: int) -> tuple[float, float]:
-    """Return the smallest and the largest absolute value of a tensor; NaN if its values were not kept."""
+def _sizes(trace: Trace, tensor: int) -> np.ndarray:
+    """Return the absolute values of a tensor; none if its values were not kept."""
     source = trace.tensors[tensor].source
-    sizes = np.abs(source.read().astype(np.float64)) if source is not None and not source.sketched else np.zeros(0)
-    return (float(sizes.min()), float(sizes.max())) if sizes.size else (math.nan, math.nan)
+    return np.abs(source.read().astype(np.float64)) if source is not None and not source.sketched else np.zeros(0)
 
 
 def _limit(reference: float, average: Averages) -> float:
@@ -312,7 +348,8 @@ def compare_step(steps: Both[Sequence[Step]], plan: ComparisonPlan, before: Befo
         judged = excused(judged, infos.zip(history), rank, plan.alignment)
         judged, history = absent_stages(judged, rank, history, plan.runs)
         if not judged.passed and plan.policy.in_context:
-            judged = with_magnified(with_other_forms(judged, rank, plan.runs), rank.reference, plan.runs.reference)
+            judged = with_magnified(judged, rank.reference, plan.runs.reference)
+            judged = with_other_forms(judged, rank, plan.runs)
         judged = with_averages(judged, len(diffs_by_rank), plan.runs, plan.alignment, before.drift)
         if plan.policy.in_context and chooses(rank):
             number = len(diffs_by_rank)

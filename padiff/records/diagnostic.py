@@ -64,6 +64,7 @@ _AGAINST = (
     re.compile(rf"({_NUMBER.pattern}) against ({_NUMBER.pattern})"),
     re.compile(rf"is ({_NUMBER.pattern})(?: in the candidate)? for the reference's ({_NUMBER.pattern})"),
 )
+_POWER = re.compile(r"(?:\bpow\(|\*\*)\s*$")
 _SHAPE = re.compile(r"\(\d+(?:, \d+)*,?\)")
 # Characters of a number that may have more digits than are shown.
 _ROUNDED = 7
@@ -998,12 +999,16 @@ def _with_number(line: CodeLine, cause: Cause) -> str:
     if not pairs:
         return ""
     reference, candidate = map(float, pairs[0])
+    if not cause.fix and candidate in (0.0, 1.0) and cause.kind != "loss_term_weight":
+        return ""  # a term or a factor that is left out stands nowhere: a 0 or 1 of the line is another number
     places = [each for each in _NUMBER.finditer(line.code) if float(each[0]) == candidate]
     if cause.kind == "loss_term_weight":  # a product, or the value that a name, an entry or an option has
         around = [(line.code[: each.start()].rstrip()[-1:], line.code[each.end() :].lstrip()[:1]) for each in places]
         places = [each for each, (before, after) in zip(places, around) if before in "*=:" or after == "*"]
     if len(places) != 1 or float(numbers[0]) != reference:
         return ""
+    if _POWER.search(line.code[: places[0].start()]) and candidate % 2 == 0 != reference % 2:
+        return ""  # an even power drops the sign, an odd one does not
     return f"{line.code[: places[0].start()]}{numbers[0]}{line.code[places[0].end() :]}"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import paddle
 import pytest
 import torch
@@ -563,6 +564,77 @@ def test_an_output_that_the_loss_takes_in_another_form_is_no_cause(tmp_path):
     assert placed(fault)[:2] == (0, "loss")
 
 
+class Views(nn.Module):
+    """An encoder that one author normalises in the loss, the other in the model."""
+
+    def __init__(self, way):
+        super().__init__()
+        self.way, self.body, self.code = way, nn.Linear(6, 8), nn.Linear(8, 4)
+
+    def forward(self, x):
+        code = self.code(self.body(x).relu())
+        return code if self.way == "reference" else code / code.norm(dim=1, keepdim=True)
+
+
+def views(way):
+    model, steps = Views(way), []
+
+    def loss(rng):
+        first, second = model(tensor(rng, 8, 6)), model(tensor(rng, 8, 6))
+        steps.append(0)
+        tau = 0.25 if way == "fault" and len(steps) > 2 else 0.5
+        if way == "reference":
+            codes = f.normalize(torch.cat([first, second]))
+            scores = (codes @ codes.T / tau).masked_fill(torch.eye(16) > 0, float("-inf"))
+            return f.cross_entropy(scores, (torch.arange(16) + 8) % 16)
+        codes = torch.cat([first, second])
+        parts = (codes @ codes.T / tau).exp() * (1 if way == "itself" else 1 - torch.eye(16))
+        return (parts.sum(1).log() - (codes * codes.roll(8, 0)).sum(1) / tau).mean()
+
+    return descent(model, loss)
+
+
+@BOTH
+def test_an_output_of_another_form_is_no_difference_in_later_steps(options, tmp_path):
+    clean, fault, itself = compared(tmp_path, views, "reference", "clean", "fault", "itself", **options)
+    assert clean.passed, clean.first_diff.message
+    assert placed(fault)[0] == 2 and placed(fault)[1] in ("loss", "backward")
+    assert placed(itself)[0] == 0 and placed(itself)[1] in ("loss", "backward")
+    if not options:
+        assert cause_of(fault).proven and "0.25, in the reference 0.5" in cause_of(fault).sentence
+        assert cause_of(itself).proven and cause_of(itself).kind == "mask_missing"
+
+
+class Margins(nn.Module):
+    """Distances of two embeddings, of which the loop asks for the right ones and the wrong ones in two calls."""
+
+    def __init__(self, way):
+        super().__init__()
+        self.way, self.table = way, nn.Embedding(12, 6)
+
+    def forward(self, head, tail):
+        parts = (self.table(head) - self.table(tail)).square().unflatten(-1, (2, 3))
+        if self.way == "fault":
+            return 3.0 - parts.sum((-1, -2)).sqrt()
+        return 3.0 - parts.sum(-1).sqrt().sum(-1)
+
+
+def margins(way):
+    model = Margins(way)
+
+    def loss(rng):
+        head, right, wrong = (torch.randint(size, (16,), generator=rng) for size in (12, 11, 11))
+        scores = model(head, (head + 1 + right) % 12), model(head, (head + 1 + wrong) % 12)
+        return f.softplus(-scores[0]).mean() + f.softplus(scores[1]).mean()
+
+    return descent(model, loss)
+
+
+def test_the_outputs_of_all_calls_of_a_model_are_exchanged_at_once(tmp_path):
+    (fault,) = compared(tmp_path, margins, "reference", "fault")
+    assert placed(fault)[:2] == (0, "forward") and cause_of(fault).proven
+
+
 # -- a further loss after a backward -------------------------------------------------------------------------------
 
 
@@ -687,6 +759,32 @@ def test_a_target_that_magnifies_rounding_may_be_off_in_a_few_elements(options, 
     clean, other = compared(tmp_path, squashed, "reference", "clean", "other", **options)
     assert clean.passed, clean.first_diff.message
     assert placed(other)[:2] == (0, "loss")
+
+
+class Squashing(nn.Module):
+    """A policy that returns the logarithm of its density; some of its actions saturate."""
+
+    def __init__(self, way):
+        super().__init__()
+        self.way, self.raw = way, nn.Linear(6, 2)
+
+    def forward(self, x):
+        raw = self.raw(x) + 7.0 * (torch.arange(40) == 3)[:, None]
+        act = raw.tanh() if self.way == "reference" else raw.tanh() * 1.1 / 1.1
+        log = torch.log(1 - act**2 + 1e-6).sum(1)
+        return log + 0.05 * (torch.arange(40) == 5) if self.way == "row" else log
+
+
+def squashing(way):
+    model = Squashing(way)
+    return descent(model, lambda rng: model(tensor(rng, 40, 6)).mean(), 1e-4)
+
+
+@BOTH
+def test_an_output_that_magnifies_rounding_may_be_off_in_the_rows_that_saturate(options, tmp_path):
+    clean, row = compared(tmp_path, squashing, "reference", "clean", "row", **options)
+    assert clean.passed, clean.first_diff.message
+    assert placed(row)[:2] == (0, "forward")
 
 
 # -- the first calls that compute something else of the same tensors -----------------------------------------------
@@ -878,3 +976,216 @@ def test_rows_that_are_picked_and_a_matrix_of_members_are_one_code(tmp_path):
     assert placed(total)[:2] == (0, "loss") and cause_of(total).proven
     assert "the sum for the reference's mean" in cause_of(total).sentence
     assert placed(cut)[1] in ("loss", "backward") and cause_of(cut).proven and "detach" in cause_of(cut).sentence
+
+
+# -- edges of a graph ----------------------------------------------------------------------------------------------
+
+
+class Edges(nn.Module):
+    """Attention over the edges of a graph: one author takes the largest score of each node off, the other none."""
+
+    def __init__(self, way):
+        super().__init__()
+        self.way, self.body = way, nn.Linear(5, 6, bias=False)
+        self.source, self.target = nn.Parameter(torch.arange(6) / 5.0), nn.Parameter(torch.arange(6).flip(0) / 7.0)
+
+    def forward(self, x, edges):
+        source, target = edges
+        h = self.body(x)
+        taken = self.source if self.way == "parameter" else self.target
+        score = f.leaky_relu((h * self.source).sum(-1)[source] + (h * taken).sum(-1)[target], 0.2)
+        group = source if self.way == "sources" else target
+        if self.way == "reference":
+            top = torch.full((12,), -1e9).scatter_reduce(0, group, score, "amax").detach()
+            score = score - top[group]
+        weight = score.exp()
+        weight = weight / torch.zeros(12).index_add(0, group, weight)[group]
+        return torch.zeros(12, 6).index_add(0, target, weight[:, None] * h[source])
+
+
+def graphs(way):
+    model = Edges(way)
+
+    def loss(rng):
+        x, pairs = tensor(rng, 12, 5), torch.randint(12, (2, 20), generator=rng)
+        loops = torch.arange(12).expand(2, 12)
+        edges = [pairs, pairs.flip(0)] if way == "fewer" else [pairs, pairs.flip(0), loops]
+        return model(x, torch.cat(edges, 1)).square().mean()
+
+    return descent(model, loss)
+
+
+def test_what_edges_are_grouped_by_is_named(tmp_path):
+    clean, sources, parameter, fewer = compared(
+        tmp_path, graphs, "reference", "clean", "sources", "parameter", "fewer", steps=2
+    )
+    assert clean.passed, clean.first_diff.message
+    assert all(cause_of(report).proven for report in (sources, parameter))
+    assert "rows are taken by the index of" in cause_of(sources).sentence
+    assert "`(root)/source` takes the place of `(root)/target`" in cause_of(parameter).sentence
+    assert not fewer.passed and "calls" not in str(fewer.first_diff.cause)
+
+
+# -- weights of a loss, and a norm of another order ----------------------------------------------------------------
+
+
+def negatives(way):
+    """Wrong answers that count by their own shares, and a norm of the third order."""
+    model = nn.Linear(6, 5)
+
+    def loss(rng):
+        weight = tensor(rng, 8).abs() + 0.1
+        scores = model(tensor(rng, 8, 6))
+        shares = f.softmax(scores * 0.8, 1)
+        shares = shares if way == "attached" else shares.detach()
+        rows = f.softplus(scores).mean(1) if way == "even" else (shares * f.softplus(scores)).sum(1)
+        if way == "reference":
+            return (weight * rows).sum() / weight.sum() + 0.01 * model.weight.norm(p=3) ** 3
+        penalty = model.weight.square() if way == "square" else model.weight.abs().pow(3)
+        return (rows.mean() if way == "rows" else (rows * (weight / weight.sum())).sum()) + 0.01 * penalty.sum()
+
+    return descent(model, loss)
+
+
+def test_the_weights_and_the_norm_of_a_loss_are_named(tmp_path):
+    clean, attached, even, rows, square = compared(
+        tmp_path, negatives, "reference", "clean", "attached", "even", "rows", "square", steps=2
+    )
+    assert clean.passed, clean.first_diff.message
+    assert all(cause_of(report).proven for report in (attached, even, rows, square))
+    assert "does not detach" in cause_of(attached).sentence
+    assert "counts all alike" in cause_of(even).sentence and "counts all alike" in cause_of(rows).sentence
+    assert "is 2 for the reference's 3" in cause_of(square).sentence
+
+
+# -- positions that the code counts --------------------------------------------------------------------------------
+
+
+class Buckets(nn.Module):
+    """A bias for distances, far ones in one bucket: one author counts with tensors, the other with numpy."""
+
+    def __init__(self, way):
+        super().__init__()
+        self.way, self.bias, self.body = way, nn.Embedding(6, 1), nn.Linear(5, 1)
+
+    def forward(self, x):
+        if self.way == "reference":
+            place = torch.arange(14)
+            apart = -torch.min(place[None] - place[:, None], torch.zeros(14, 14, dtype=torch.int64))
+            bucket = torch.where(
+                apart < 4, apart, torch.min(4 + (apart.float() / 8).to(torch.int64), torch.full_like(apart, 5))
+            )
+        else:
+            place = np.arange(14)
+            apart = np.maximum((place[None] - place[:, None]) * (1 if self.way == "direction" else -1), 0)
+            far = np.minimum(4 + apart // (6 if self.way == "far" else 8), 5)
+            bucket = torch.from_numpy(np.where(apart < 4, apart, far))
+        return self.body(x)[..., 0] @ self.bias(bucket)[..., 0]
+
+
+def buckets(way):
+    model = Buckets(way)
+    return descent(model, lambda rng: model(tensor(rng, 8, 14, 5)).square().mean())
+
+
+def test_integers_that_the_code_counts_are_computed(tmp_path):
+    clean, far, direction = compared(tmp_path, buckets, "reference", "clean", "far", "direction", steps=2)
+    assert clean.passed, clean.first_diff.message
+    assert cause_of(far).proven and "has other numbers: 15 of 196 differ" in cause_of(far).sentence
+    assert cause_of(direction).proven and "are exchanged" in cause_of(direction).sentence
+
+
+# -- matrices of a chain ----------------------------------------------------------------
+
+
+class Chain(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body, self.steps = nn.Linear(6, 4), nn.Parameter(torch.arange(16.0).reshape(4, 4) / 10)
+
+    def forward(self, x):
+        return self.body(x)
+
+
+def chains(way):
+    """A field's likelihood: the tags' score picks entries of a matrix that the sum over all tags adds."""
+    model = Chain()
+
+    def loss(rng):
+        scores, tags = model(tensor(rng, 8, 5, 6)), torch.randint(4, (8, 5), generator=rng)
+        steps = model.steps.T if way == "transposed" else model.steps
+        total = scores[:, 0]
+        for place in range(1, 5):
+            total = torch.logsumexp(total[:, :, None] + steps, 1) + scores[:, place]
+        if way == "reference":
+            right = scores.gather(2, tags[..., None]).sum((1, 2)) + model.steps[tags[:, :-1], tags[:, 1:]].sum(1)
+        else:
+            hot = f.one_hot(tags, 4).float()
+            right = (scores * hot).sum((1, 2)) + torch.einsum("bti,ij,btj->b", hot[:, :-1], model.steps, hot[:, 1:])
+        return (torch.logsumexp(total, 1) - right).mean()
+
+    return descent(model, loss, 0.05)
+
+
+def test_a_matrix_that_is_transposed_in_one_place_is_named(tmp_path):
+    clean, transposed = compared(tmp_path / "chains", chains, "reference", "clean", "transposed", steps=2)
+    assert clean.passed, clean.first_diff.message
+    assert cause_of(transposed).proven and "`(root)/steps` is transposed" in cause_of(transposed).sentence
+
+
+# -- inputs that a later step exchanges, and gradients of the same step --------------------------------------------
+
+
+class Scores(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(20, 6)
+
+    def forward(self, head, tail):
+        return (self.table(head) * self.table(tail) * torch.arange(1, 7)).sum(-1)
+
+
+def corrupted(way):
+    model, steps = Scores(), []
+
+    def loss(rng):
+        head, tail, other = (torch.randint(20, size, generator=rng) for size in ((8,), (8,), (8, 4)))
+        steps.append(0)
+        of_head = len(steps) > 1 and way != "fault"
+        wrong = (other, tail[:, None].expand(8, 4)) if of_head else (head[:, None].expand(8, 4), other)
+        return f.softplus(-model(head, tail)).mean() + f.softplus(model(*wrong)).mean()
+
+    return descent(model, loss, 0.01)
+
+
+def climbing(way):
+    """Weights that climb along their gradient before the gradient that counts; a norm leaves a bias no gradient."""
+    model = nn.Sequential(nn.Conv1d(3, 6, 3), nn.BatchNorm1d(6), nn.ReLU(), nn.Flatten(), nn.Linear(36, 5))
+    optimizer = torch.optim.SGD(model.parameters(), 0.05)
+    rng = yield model, optimizer
+    while True:
+        x, labels = tensor(rng, 12, 3, 8), torch.randint(5, (12,), generator=rng)
+        f.cross_entropy(model(x), labels).backward()
+        with torch.no_grad():
+            moves = [p.grad * 0.1 for p in model.parameters()]
+            for p, move in zip(model.parameters(), moves):
+                p.add_(move)
+        if way != "fault":
+            optimizer.zero_grad()
+        loss = f.cross_entropy(model(x), labels)
+        loss.backward()
+        with torch.no_grad():
+            for p, move in zip(model.parameters(), moves):
+                p.sub_(move)
+        optimizer.step()
+        optimizer.zero_grad()
+        rng = yield loss
+
+
+def test_exchanged_inputs_and_gradients_of_the_same_step_are_named(tmp_path):
+    clean, fault = compared(tmp_path / "corrupted", corrupted, "reference", "clean", "fault", steps=2)
+    assert clean.passed, clean.first_diff.message
+    assert placed(fault)[:2] == (1, "input") and "gives as `tail` what the reference" in cause_of(fault).sentence
+    clean, fault = compared(tmp_path / "climbing", climbing, "reference", "clean", "fault", steps=2)
+    assert clean.passed, clean.first_diff.message
+    assert cause_of(fault).proven and "2 of 2 backwards of this step" in cause_of(fault).sentence

@@ -592,6 +592,19 @@ def test_a_weight_of_1_is_no_number_of_the_line(code, numbers, new):
 
 
 @pytest.mark.parametrize(
+    ("code", "numbers", "new"),
+    [
+        ("a[..., 0].exp()", "0 for the reference's 1 (it is left out)", ""),
+        ("w.pow(2)", "2 for the reference's 3", ""),
+        ("w.abs() ** 3", "3 for the reference's 2", "w.abs() ** 2"),
+    ],
+)
+def test_a_number_that_is_left_out_or_an_even_power_is_no_fix(code, numbers, new):
+    cause = Cause("scale", f"the number in sub() in `(root)` is {numbers}", proven=True)
+    assert _with_number(CodeLine("a.py", 1, code, None), cause) == new
+
+
+@pytest.mark.parametrize(
     ("fix", "code", "named"),
     [
         (

@@ -198,8 +198,9 @@ def _with_forms(diffs: StepDiffs) -> StepDiffs:
     losses, grads = np.flatnonzero(sites.fact(SiteFacts).losses), sites.places["grad"]
     counted = grads[diffs.compared[grads]]
     size = float(np.linalg.norm(rows["reference_l2"][counted]))
-    # The sum of what several backwards begin at is not recorded, and their gradients tell.
-    if failed - {*places} or not size or not diffs.compared[losses].all():
+    # The sum of what several backwards begin at is not recorded, nor is the output of a loss function recorded as the
+    # loss: the gradients tell.
+    if failed - {*places} or not size or not (diffs.compared | ~sites.complete)[losses].all():
         return diffs
     off = float(np.linalg.norm(rows["l2"][counted])) / size
     passing = list(diffs)

@@ -482,7 +482,10 @@ def _filled(add: Add, formula: Formula, inputs: KnownInputs, framework: str) -> 
 
 
 def _like(add: Add, formula: Formula, inputs: KnownInputs, framework: str) -> int:
-    like, make = formula.values[inputs.first], np.zeros if inputs.function == "zeros_like" else np.ones
+    make = np.zeros if inputs.function.startswith("zeros") else np.ones
+    if not inputs.function.endswith("_like"):
+        return formula.leaf(make(inputs.numbers(("shape", "size"), 0)), MADE)
+    like = formula.values[inputs.first]
     return formula.leaf(make(like.shape, like.dtype), MADE)
 
 
@@ -558,6 +561,8 @@ OF_ARRAYS: Mapping[str, Writing] = {
     "logcumsumexp": _running,
     "full": _filled,
     "full_like": _filled,
+    "zeros": _like,
+    "ones": _like,
     "zeros_like": _like,
     "ones_like": _like,
     "expand_as": _expanded,
@@ -925,21 +930,34 @@ def _reduced(add: Add, formula: Formula, inputs: KnownInputs) -> int | list[int]
     how: dict[str, Any] = {"by": name, "axis": axis, "keepdims": keep}
     if name in ("var", "std"):
         how["ddof"] = int(inputs.argument(("correction",), -1, 1 if inputs.argument(("unbiased",), -1, True) else 0))
-    if name == "norm" and inputs.argument(("p", "ord"), 1, 2) not in (2, 2.0, "fro"):
-        raise UnknownError("norm")
+    if name == "norm" and (order := inputs.argument(("p", "ord"), 1, 2)) not in (2, 2.0, "fro"):
+        return _of_order(add, formula, inputs, order, how)
     return add("reduced", inputs.first, **how)
+
+
+def _of_order(add: Add, formula: Formula, inputs: KnownInputs, order: Any, how: Mapping[str, Any]) -> int:
+    """Write a norm of another order than 2, of vectors: the root of a sum of powers."""
+    if not isinstance(order, (int, float)) or not 0 < order < math.inf or isinstance(how["axis"], (list, tuple)):
+        raise UnknownError(inputs.function)
+    power = formula.leaf(constant(float(order)), CONSTANT)
+    total = add("reduced", add("pow", add("abs", inputs.first), power), **{**how, "by": "sum"})
+    return add("pow", total, formula.leaf(constant(1.0 / order), CONSTANT)) if order != 1 else total
 
 
 def _norm(add: Add, formula: Formula, inputs: KnownInputs, framework: str) -> int:
     """Write `vector_norm(x, ord, dim, keepdim)` and `matrix_norm(x, ord, dim, keepdim)` of squares."""
     is_vector = inputs.function == "vector_norm"
-    if inputs.argument(("ord", "p"), 1, 2 if is_vector else "fro") not in ((2, 2.0) if is_vector else ("fro",)):
+    order = inputs.argument(("ord", "p"), 1, 2 if is_vector else "fro")
+    if not is_vector and order != "fro":
         raise UnknownError(inputs.function)
     count = formula.values[inputs.first].ndim
     axis = inputs.argument(AXIS, 2, None if is_vector else [-2, -1])
     if isinstance(axis, (list, tuple)):
         axis = [int(number) % count for number in axis]
-    return add("reduced", inputs.first, by="norm", axis=axis, keepdims=bool(inputs.argument(_KEEP, 3, False)))
+    how = {"by": "norm", "axis": axis, "keepdims": bool(inputs.argument(_KEEP, 3, False))}
+    if order not in (2, 2.0, "fro"):
+        return _of_order(add, formula, inputs, order, how)
+    return add("reduced", inputs.first, **how)
 
 
 def _softmax(add: Add, formula: Formula, inputs: KnownInputs, framework: str) -> int:

@@ -405,7 +405,7 @@ def divergences(sheet: FormulaView, candidate: FormulaView) -> Iterator[Edit]:
             cuts = [(after[steps[0]], other_after[steps[1]]) for after, other_after in ends]
             if any(sheet.formula.values[k].size != candidate.formula.values[other].size for k, other in cuts):
                 continue
-            texts = [
+            texts = ([rows] if (rows := _other_count(sheet, candidate, data)) else []) or [
                 _text(sheet, candidate, _between(sheet, first, k), _between(candidate, other_first, other))
                 for (first, other_first), (k, other) in zip(groups, cuts)
             ]
@@ -683,6 +683,21 @@ def _are_other_forms(sheet: FormulaView, candidate: FormulaView, data: tuple[set
     masks = [is_mask(view, k) and bool(view.formula.values[k].any()) for view, k in nodes]
     noise = any(view.is_float(k) and not mask for (view, k), mask in zip(nodes, masks))
     return all(data) or (any(masks) and not noise)
+
+
+def _other_count(sheet: FormulaView, candidate: FormulaView, data: tuple[set[int], set[int]]) -> str:
+    """Return the numbers of places that both sides' indices have as text; empty unless they differ."""
+    sizes = [
+        {
+            view.formula.values[k].size
+            for k in nodes
+            if len(view.shape(k)) == 1 and view.formula.values[k].dtype.kind == "i"
+        }
+        for view, nodes in ((sheet, data[0]), (candidate, data[1]))
+    ]
+    if sizes[0] == sizes[1] or any(len(side) != 1 for side in sizes):
+        return ""
+    return f"the candidate takes an index of {sizes[1].pop()} places, the reference one of {sizes[0].pop()}"
 
 
 def _graft(

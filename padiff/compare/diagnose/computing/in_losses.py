@@ -43,6 +43,7 @@ def loss_edits(sheet: FormulaView) -> Iterator[Edit]:
     """Yield edits that compute a loss in another way."""
     for k in range(len(sheet.nodes) - 1):
         yield from _mask(sheet, k)
+        yield from _even(sheet, k)
         yield from _labels(sheet, k)
         yield from _mean(sheet, k)
         yield from _error(sheet, k)
@@ -201,8 +202,8 @@ def loss_numbers(sheet: FormulaView, leaves: Sequence[int], loss: int) -> Iterat
         elif node.operation == "huber":
             what = f"beta (delta) of {sheet.where(k)}"
             yield Number("loss_beta", "beta", what, node.how["beta"], _how(node, k, "beta"), k, (0.5,), rank=0)
-    yield from _temperatures(sheet)
-    yield from _in_several_places(sheet)
+    yield from temperatures(sheet)
+    yield from in_several_places(sheet)
     what = "the loss is multiplied by a number, which"
     yield Number("loss_scale", "a scale of the loss", what, 1.0, scaled(loss), loss, rank=2)
     for leaf in leaves:
@@ -211,7 +212,7 @@ def loss_numbers(sheet: FormulaView, leaves: Sequence[int], loss: int) -> Iterat
             yield Number("loss_term", "a further term", what, 0.0, _term(leaf, loss, term), loss, rank=3)
 
 
-def _in_several_places(sheet: FormulaView) -> Iterator[Number]:
+def in_several_places(sheet: FormulaView) -> Iterator[Number]:
     """Yield each number that scales one tensor in several places, with either sign, as one number."""
     places: dict[tuple[float, int], list[int]] = {}
     for k, node in enumerate(sheet.nodes):
@@ -235,7 +236,7 @@ def _signed(signs: Mapping[int, float], value: float) -> dict[int, Change]:
     return {k: put(np.asarray(sign * value)) for k, sign in signs.items()}
 
 
-def _temperatures(sheet: FormulaView) -> Iterator[Number]:
+def temperatures(sheet: FormulaView) -> Iterator[Number]:
     """Yield a temperature that several softmaxes are taken at, with its square as the weight of the term."""
     divisors: dict[float, list[int]] = {}
     for node in sheet.nodes:
@@ -357,6 +358,25 @@ def _mask(sheet: FormulaView, k: int) -> Iterator[Edit]:
         yield Edit("mask_shifted", "a shifted mask", text, {k: cut}, 1, at=k)
 
 
+def _even(sheet: FormulaView, k: int) -> Iterator[Edit]:
+    """Yield an edit that puts the mean of some weights in the place of each of them."""
+    values, node, weighing = sheet.formula.values[k], sheet.nodes[k], sheet.users(k)
+    is_softmax = node.operation == "softmax"
+    if node.name or (node.operation and not is_softmax) or (not is_softmax and _is_output(sheet, k)):
+        return
+    if values.size < 2 or values.dtype.kind != "f" or values.min() < 0 or _is_mask(values) or not np.ptp(values):
+        return
+    weighing = [
+        n for user in weighing for n in (sheet.users(user) if sheet.nodes[user].operation == "detach" else [user])
+    ]
+    at = next((user for user in weighing if sheet.nodes[user].operation == "mul"), None)
+    if at is None or not any(sheet.nodes[user].operation == "reduced" for user in sheet.users(at)):
+        return
+    even = values.mean(node.how["axis"] if is_softmax else None, keepdims=True)
+    text = f"{_SIDE} counts all alike, {_OTHER} weighs them ({_operand(sheet, k)})"
+    yield Edit("loss_weight", "even weights", text, {k: put(np.broadcast_to(even, values.shape))}, 0, at=at)
+
+
 def _cut(values: np.ndarray, shift: int) -> np.ndarray:
     """Return values shifted along the last axis, with zeros in the free places."""
     shifted = np.roll(values, shift, -1).astype(np.float64)
@@ -420,7 +440,7 @@ def _mean(sheet: FormulaView, k: int) -> Iterator[Edit]:
             rows: Change = lambda get, own: np.asarray(sign * np.mean(get(x).sum(-1) / get(mask).sum(-1)))  # noqa: E731
             text = f"the mean over samples of each sequence's mean, for the mean over all that the mask keeps ({where})"
             yield Edit("reduction", "a reduction", text, {k: rows}, 0, at=k)
-        if sheet.nodes[x].operation == "mul":
+        if sheet.nodes[x].operation == "mul" and _is_mask(sheet.formula.values[below.given[0]]):
             yield from _unmasked(sheet, k, x, sign)
 
 

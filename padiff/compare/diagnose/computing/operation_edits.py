@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from itertools import combinations, permutations
 from typing import Any
 
 import numpy as np
 
 from padiff.compare.diagnose.computing.edit import Argument, Edit, FormulaView, dropped_terms, given, is_mask, put
-from padiff.compare.diagnose.computing.formula import Change
+from padiff.compare.diagnose.computing.formula import MADE, Change, Get
 from padiff.compare.diagnose.computing.operations import OPERATIONS, cast
 from padiff.compare.diagnose.kernels import ACTIVATION_NUMBERS, FUNCTIONS
 from padiff.frameworks.settings import FRAMEWORKS, conventions_of
@@ -356,6 +357,8 @@ def of_all_turns(sheet: FormulaView) -> Iterator[Edit]:
                 yield from _in_all_turns(sheet, group, [dropped.get(k, []) for k in group])
     yield from _exchanged_indices(sheet)
     yield from _other_index(sheet)
+    yield from _other_parameter(sheet)
+    yield from _transposed(sheet)
     yield from _repeats(sheet)
     yield from _reshaped(sheet)
     yield from _but_one_part(sheet)
@@ -430,7 +433,7 @@ def _in_all_turns(sheet: FormulaView, turns: list[int], edits: list[list[Edit]])
 
 
 # Operations that pick or add up rows, by an index that is their second input.
-_BY_INDEX = frozenset({"indexed", "rows_added", "elements_added"})
+_BY_INDEX = frozenset({"indexed", "rows_added", "elements_added", "elements_reduced"})
 
 
 def _other_index(sheet: FormulaView) -> Iterator[Edit]:
@@ -444,8 +447,11 @@ def _other_index(sheet: FormulaView) -> Iterator[Edit]:
     for index, places in users.items():
         # A softmax over groups adds up by an index, and reads the sums by the same one.
         sums = [k for k in places if sheet.nodes[k].operation != "indexed"]
-        together = [[k, *(n for n in places if sheet.nodes[n].given[0] == k)] for k in sums]
-        for group in (*(some for some in together if len(some) > 1), *([k] for k in places)):
+        together = [[k, *(n for n in places if sheet.source(sheet.nodes[n].given[0]) == k)] for k in sums]
+        together = [some for some in together if len(some) > 1]
+        # It also takes the largest ones off before.
+        together += [[k for some in together for k in some]] if len(together) > 1 else []
+        for group in (*together, *([k] for k in places)):
             for other in users:
                 if other == index or sheet.shape(other) != sheet.shape(index):
                     continue
@@ -455,9 +461,56 @@ def _other_index(sheet: FormulaView) -> Iterator[Edit]:
                 yield Edit("indices_exchanged", "another index", text, changes, 0, at=group[0])
 
 
+def _other_parameter(sheet: FormulaView) -> Iterator[Edit]:
+    """Yield edits of a call that takes another parameter of its layer, of the same shape."""
+    parameters = [k for k in range(len(sheet.nodes)) if sheet.is_parameter(k)]
+    for node, partner in permutations(parameters[:_TURNS], 2):
+        first, second = (sheet.nodes[k].name for k in (node, partner))
+        if sheet.shape(node) != sheet.shape(partner) or first.rpartition("/")[0] != second.rpartition("/")[0]:
+            continue
+        put_in = partial(_replaced, node, partner)
+        for k in sheet.users(node):
+            if sheet.function(k):
+                text = f"`{second}` takes the place of `{first}` ({sheet.where(k)})"
+                yield Edit("other_parameter", "another parameter", text, {k: _with_operands(sheet, k, put_in)}, 0, at=k)
+
+
+def _replaced(own: int, other: int, get: Get, operand: int) -> np.ndarray:
+    return get(other if operand == own else operand)
+
+
+def _turned(own: int, get: Get, operand: int) -> np.ndarray:
+    return get(operand).T if operand == own else get(operand)
+
+
+def _transposed(sheet: FormulaView) -> Iterator[Edit]:
+    """Yield edits that transpose a square parameter where a loop reads it, and not where it is indexed."""
+    for parameter in range(len(sheet.nodes)):
+        shape = sheet.shape(parameter)
+        if not sheet.is_parameter(parameter) or len(shape) != 2 or shape[0] != shape[1]:
+            continue
+        reads: dict[str, list[int]] = {}
+        for k in sheet.users(parameter):
+            if sheet.function(k):
+                reads.setdefault(sheet.nodes[k].operation, []).append(k)
+        for places in reads.values():
+            turned = partial(_turned, parameter)
+            changes = {k: _with_operands(sheet, k, turned) for k in places}
+            more = f", and in {len(places) - 1} more calls" if len(places) > 1 else ""
+            text = f"`{sheet.nodes[parameter].name}` is transposed ({sheet.where(places[0])}{more})"
+            yield Edit("axes_order", "a transposed matrix", text, changes, 1, at=places[0])
+
+
+def _with_operands(sheet: FormulaView, k: int, operand: Callable[[Get, int], np.ndarray]) -> Change:
+    """Return a change that computes a node of other operands."""
+    node = sheet.nodes[k]
+    return lambda get, _: np.asarray(OPERATIONS[node.operation](*(operand(get, g) for g in node.given), **node.how))
+
+
 def _index_of(sheet: FormulaView, k: int) -> int | None:
     """Return the index of rows that a node is a view of; `None` if the node is no such view."""
-    while sheet.nodes[k].operation in ("reshape", "expand", "cast") and len(sheet.shape(k)) > 1:
+    views = "reshape", "expand", "cast", "getitem"
+    while sheet.nodes[k].operation in views and len(sheet.shape(k)) > 1:
         k = sheet.nodes[k].given[0]
     return k if len(sheet.shape(k)) == 1 and not sheet.is_float(k) else None
 
@@ -516,23 +569,40 @@ def other_numbers(sheet: FormulaView, candidate: FormulaView) -> Iterator[Edit]:
     others = [candidate.formula.values[k] for k in _made_of_numbers(candidate)]
     others = [values for values in others if sheet.equal(values) is None]
     for k in _made_of_numbers(sheet):
-        values = sheet.formula.values[k]
         for other in others:
-            if other.shape == values.shape and candidate.equal(values) is None:
-                # Numbers that stand for infinity hide what is added to them, whatever their size.
-                differ = ~np.isclose(np.clip(other, -_HUGE, _HUGE), np.clip(values, -_HUGE, _HUGE), rtol=1e-6)
-                if not differ.any():
-                    continue
-                place = np.flatnonzero(differ)[0]
-                text = (
-                    f"{sheet.named(k)} has other numbers: {int(differ.sum())} of {values.size} differ, the first is "
-                    f"{other.flat[place]:.6g} for the reference's {values.flat[place]:.6g}"
-                )
-                yield Edit("other_numbers", "other numbers", text, {k: put(other)}, 1, at=k)
+            if other.shape == sheet.shape(k) and candidate.equal(sheet.formula.values[k]) is None:
+                yield from _of_numbers(sheet, k, other, 1)
+    end, numbers = sheet.formula.end, candidate.formula.values[candidate.formula.end]
+    if sheet.nodes[end].operation and end in _numbers_alone(sheet) and numbers.size == sheet.formula.values[end].size:
+        yield from _of_numbers(sheet, end, numbers.reshape(sheet.shape(end)), 5)
+
+
+def _of_numbers(sheet: FormulaView, k: int, other: np.ndarray, rank: int) -> Iterator[Edit]:
+    """Yield the edit that puts other numbers in the place of a node's, if they differ."""
+    values = sheet.formula.values[k]
+    # Numbers that stand for infinity hide what is added to them, whatever their size.
+    differ = ~np.isclose(np.clip(other, -_HUGE, _HUGE), np.clip(values, -_HUGE, _HUGE), rtol=1e-6)
+    if differ.any():
+        place = np.flatnonzero(differ)[0]
+        text = (
+            f"{sheet.named(k)} has other numbers: {int(differ.sum())} of {values.size} differ, the first is "
+            f"{other.flat[place]:.6g} for the reference's {values.flat[place]:.6g}"
+        )
+        yield Edit("other_numbers", "other numbers", text, {k: put(other)}, rank, at=k)
 
 
 def _made_of_numbers(sheet: FormulaView) -> list[int]:
     """Return the nodes with tensors that depend on numbers of the code alone, and go into what depends on others."""
+    nodes = _numbers_alone(sheet)
+    return [
+        k
+        for k in sorted(nodes)
+        if sheet.formula.values[k].size > 1 and sheet.is_float(k) and not nodes.issuperset(sheet.users(k))
+    ]
+
+
+def _numbers_alone(sheet: FormulaView) -> set[int]:
+    """Return the nodes that depend on numbers of the code alone."""
     made: set[int] = set()
     for k, node in enumerate(sheet.nodes):
         call = sheet.producer(k)
@@ -541,14 +611,11 @@ def _made_of_numbers(sheet: FormulaView) -> list[int]:
         else:
             # Zeros and one other number are a mask, which may be drawn.
             is_written = call is not None and not call.inputs and not call.parameters and bool(call.function)
-            is_made = sheet.is_number(k) or (is_written and len(np.unique(sheet.formula.values[k])) > 2)
+            count = len(np.unique(sheet.formula.values[k]))
+            is_made = sheet.is_number(k) or (is_written and count > 2) or (node.name == MADE and count == 1)
         if is_made:
             made.add(k)
-    return [
-        k
-        for k in sorted(made)
-        if sheet.formula.values[k].size > 1 and sheet.is_float(k) and not made.issuperset(sheet.users(k))
-    ]
+    return made
 
 
 def _of(sheet: FormulaView, k: int, operation: str, place: int = 0, **how: Any) -> Change:
@@ -642,6 +709,8 @@ def _divided(sheet: FormulaView, k: int) -> Iterator[Edit]:
                 f"the {what} is over all places, also those that the mask leaves out (padding), where the reference's "
                 f"{sheet.where(k)} takes the mean over those that it keeps"
             )
+            if not is_mask(sheet, product.given[1 - place]):
+                text = f"the {what} counts all alike, where the reference's {sheet.where(k)} weighs them"
             yield Edit("mean_over_pads", f"a {what} over pads", text, {k: _whole(x, by, above.how)}, 0, at=k)
 
 
@@ -666,7 +735,7 @@ def _getitem(sheet: FormulaView, k: int) -> Iterator[Edit]:
                 yield Edit("position", "another position", text, {k: given(sheet, k, key=changed)}, 0, at=k)
         for by in ("mean", "max", "sum"):
             text = f"the {by} over axis {place} is taken for the reference's {'last' if last else index} ({where})"
-            if len(key) == place + 1:
+            if len(key) == place + 1 and sheet.is_float(k):
                 change = _of(sheet, k, "reduced", by=by, axis=place)
                 yield Edit("reduction_form", "another reduction", text, {k: change}, 0, at=k)
 
@@ -812,7 +881,8 @@ def _matmul(sheet: FormulaView, k: int) -> Iterator[Edit]:
 def _swapped_operands(sheet: FormulaView, k: int) -> Iterator[Edit]:
     first, second = sheet.nodes[k].given
     operation = OPERATIONS[sheet.nodes[k].operation]
-    if sheet.shape(first) == sheet.shape(second) and not sheet.is_number(first) and not sheet.is_number(second):
+    alike = len(sheet.shape(first)) == len(sheet.shape(second))
+    if alike and not sheet.is_number(first) and not sheet.is_number(second):
         text = f"the operands of {sheet.where(k)} are exchanged"
         yield Edit(
             "operands", "exchanged operands", text, {k: lambda get, own: operation(get(second), get(first))}, 1, at=k

@@ -183,7 +183,8 @@ _KNOWN: dict[str, Callable[..., Any]] = {
     "logical_or": np.logical_or,
     "where": np.where,
     "softmax": lambda x, axis=-1: softmax(x, axis),
-    "log_softmax": lambda x, axis=-1: x - reduced(x, "logsumexp", axis, True),
+    # Scores of minus infinity hide places: no target is there, and none times infinity is no number.
+    "log_softmax": lambda x, axis=-1: np.maximum(x - reduced(x, "logsumexp", axis, True), -1e300),
     "clamp": clamp,
     "transpose": lambda x, order: np.transpose(x, order),
     "cat": lambda *parts, axis=0: np.concatenate(parts, axis),

@@ -10,6 +10,7 @@ import numpy as np
 from padiff.compare.diagnose.hypotheses import transforms
 from padiff.compare.diagnose.hypotheses.diff_context import DiffContext, rounding_of, whole_of
 from padiff.compare.diagnose.hypotheses.hypothesis import NUMBERS, Hypothesis, Prediction
+from padiff.errors import PadiffError
 from padiff.records import SIDES, Both, Cause, Record, Step
 from padiff.system.frames import Frame
 
@@ -55,6 +56,30 @@ def hypotheses(scene: DiffContext) -> Iterator[Hypothesis | Cause]:
         )
         yield transforms.hypothesis(transform, _HEAD, "input", pair.anchor.site, tuple(few), rounding, limit)
     yield from _moved(scene, sides, rounding)
+    yield from _elsewhere(scene, sides)
+
+
+def _elsewhere(scene: DiffContext, sides: Both[np.ndarray]) -> Iterator[Cause]:
+    """Yield the cause that the candidate gives the same values, to the bit, as another input of a call."""
+    values, first = sides.reference, scene.diff.pair
+    if len(np.unique(values)) < _INTEGERS:
+        return
+    try:
+        pairs = scene.pairs(scene.number, "input").values()
+    except PadiffError:
+        return  # the step is damaged
+    for pair in pairs:
+        if pair is first or pair.candidate is None or pair.candidate.shape != values.shape:
+            continue
+        tensors = whole_of(pair)
+        if tensors is not None and np.array_equal(tensors.candidate, values):
+            call = "" if pair.anchor.call == first.anchor.call else f" of call {pair.anchor.call}"
+            text = (
+                f"the candidate gives as `{pair.candidate.slot.rpartition('.')[2]}`{call} what the reference gives as "
+                f"`{first.anchor.slot.rpartition('.')[2]}`"
+            )
+            yield Cause("input_elsewhere", text)
+            return
 
 
 def _of_other_networks(scene: DiffContext, sides: Both[np.ndarray]) -> Iterator[Cause]:

@@ -20,13 +20,19 @@ import numpy as np
 from padiff.compare.diagnose.computing.divergence import Number, divergences, numbers, read_numbers, solved
 from padiff.compare.diagnose.computing.edit import CHOICE, SIDES_OF_EDITS, Edit, FormulaView, Target, dropped_terms
 from padiff.compare.diagnose.computing.formula import UnknownError
-from padiff.compare.diagnose.computing.operation_edits import of_all_turns, operation_edits, other_numbers, rotary
+from padiff.compare.diagnose.computing.operation_edits import (
+    of_all_turns,
+    operation_edits,
+    other_numbers,
+    rotary,
+)
 from padiff.compare.diagnose.computing.writer import Writer
 from padiff.compare.diagnose.hypotheses.diff_context import DiffContext, whole_of
 from padiff.compare.diagnose.hypotheses.hypothesis import CLOSE, NEAR, Hypothesis, Prediction, explains, weigh
 from padiff.compare.diagnose.hypotheses.outputs import noise_level, root
 from padiff.compare.diagnose.settings import cause_of
 from padiff.compare.diagnose.traced import Graph
+from padiff.compare.judge.limits import ROUNDING
 from padiff.compare.measure.operands import Sketches, operands
 from padiff.errors import PadiffError
 from padiff.frameworks.catalog import SPELLINGS
@@ -242,7 +248,8 @@ def hypotheses(scene: DiffContext) -> Iterator[Hypothesis]:
         return
     infos = scene.runs.map(lambda run: run.info)
     written: list[FormulaView | None] = []
-    noise = noise_level(scene) * max(root(side) for side in case.sides)
+    # Integers are not rounded, and the formulas that make them are.
+    noise = (noise_level(scene) or ROUNDING["float32"]) * max(root(side) for side in case.sides)
     parts = zip(place.graphs, steps, infos, place.ends, place.computed, case.sides, case.looks)
     for graph, step, info, end, open_, side, look in parts:
         writer = Writer(graph, step, info)

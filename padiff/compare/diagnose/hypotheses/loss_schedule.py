@@ -14,8 +14,10 @@ from functools import partial
 
 import numpy as np
 
-from padiff.compare.diagnose.computing.edit import FormulaView, put
-from padiff.compare.diagnose.computing.formula import Formula, UnknownError
+from padiff.compare.diagnose.computing.divergence import numbers, solved
+from padiff.compare.diagnose.computing.edit import FormulaView, Target, put
+from padiff.compare.diagnose.computing.formula import Change, Formula, UnknownError
+from padiff.compare.diagnose.computing.in_losses import in_several_places, temperatures
 from padiff.compare.diagnose.computing.loss_terms import (
     Leaf,
     Sloped,
@@ -27,8 +29,9 @@ from padiff.compare.diagnose.computing.loss_terms import (
     weighed,
 )
 from padiff.compare.diagnose.hypotheses import loss_code
+from padiff.compare.diagnose.hypotheses.code_edits import same
 from padiff.compare.diagnose.hypotheses.diff_context import DiffContext, PairPlace, whole_of
-from padiff.compare.diagnose.hypotheses.hypothesis import Hypothesis, Prediction
+from padiff.compare.diagnose.hypotheses.hypothesis import NEAR, Hypothesis, Prediction
 from padiff.compare.diagnose.hypotheses.outputs import noise_level, root
 from padiff.compare.diagnose.place import graphs_of
 from padiff.compare.diagnose.traced import Graph
@@ -53,9 +56,9 @@ def hypotheses(scene: DiffContext) -> Iterator[Hypothesis]:
         return
     graphs = graphs_of(start, scene.runs.map(lambda run: run.info))
     sheet = loss_code.sheet_of(graphs.reference, start.reference, scene.runs.reference.info)
-    loss = _loss(scene)
-    if sheet is None or loss is None:
+    if sheet is None:
         return
+    loss = _loss(scene)
     places = _places(scene, first, graphs.reference)
     again = _again(sheet, places, scene, start.reference, now.reference)
     rows = None if again is None else _rows(scene, sheet, places, loss)
@@ -63,30 +66,55 @@ def hypotheses(scene: DiffContext) -> Iterator[Hypothesis]:
         return
     leaves, sides, unit = rows
     noise = max(noise_level(scene), _ROUNDING) * max(map(root, sides))
-    formula = Sloped(again.formula, leaves, None, 0, (1.0, 1.0))
     view = copy.copy(again)
-    view.formula = formula
+    formula = view.formula = Sloped(again.formula, leaves, None, 0, (1.0, 1.0))
     columns = formula.columns(
         terms := terms_of(view, formula.loss, [leaf.node for leaf in leaves], True), len(leaves[0].directions)
     )
-    own = None if columns is None else merged(view, terms, columns / unit[:, None])
+    columns = columns if columns is None else columns[-len(unit) :] / unit[:, None]
+    own = None if columns is None else merged(view, terms, columns)
     weighings = None if own is None else sides.map(lambda row: weighed(own, row, noise))
-    if own is None or weighings is None or weighings.reference is None or weighings.candidate is None:
-        return
-    sentence = _text(own, Both(weighings.reference, weighings.candidate), scene.number)
-    if sentence is not None:
-        prediction = Prediction(
-            "the loss and its slopes", sides.candidate, weighings.candidate.row, sides.reference, noise
-        )
-        yield Hypothesis(
-            "loss_term_weight",
-            "a schedule of weights",
-            sentence,
-            partial(iter, [prediction]),
-            "numbers",
-            free=len(own.groups),
-            code=True,
-        )
+    if own is not None and weighings is not None and weighings.reference and weighings.candidate:
+        sentence = _text(own, Both(weighings.reference, weighings.candidate), scene.number)
+        if sentence is not None:
+            row, what = weighings.candidate.row, "a schedule of weights"
+            yield _hypothesis("loss_term_weight", what, sentence, sides, row, noise, len(own.groups))
+            return
+    value = again.formula.end if loss is not None else None
+    view.formula = Sloped(again.formula, leaves, value, loss_code.MANY, (float(unit[0]), float(unit[-1])))
+    yield from _numbers(view, sides, noise, scene.number)
+
+
+def _hypothesis(
+    kind: str, name: str, sentence: str, sides: Both[np.ndarray], row: np.ndarray, noise: float, free: int
+) -> Hypothesis:
+    prediction = Prediction("the loss and its slopes", sides.candidate, row, sides.reference, noise)
+    return Hypothesis(kind, name, sentence, partial(iter, [prediction]), "numbers", free=free, code=True)
+
+
+def _numbers(view: FormulaView, sides: Both[np.ndarray], noise: float, step: int) -> Iterator[Hypothesis]:
+    """Yield the hypotheses that a number of the loss's code, such as a temperature, follows another schedule."""
+    start = view.formula.values[view.formula.end]
+    for number in (*temperatures(view), *in_several_places(view), *numbers(view)):
+        node = next(iter(number.make(number.value)))
+        if not view.is_number(node):
+            continue
+        values, row = list[float](), start
+        for side in sides:
+            target = Target(side, side.shape, same)
+            edit = None if target.off(start) <= NEAR * noise else solved(view, number, target, noise)
+            changes = {} if edit is None else edit.changes
+            computed = view.formula.changed(changes)
+            if computed is None or target.off(computed) > NEAR * noise:
+                break
+            row = computed
+            values.append(float(np.ravel(view.formula.getter(changes)(node))[0]))
+        if len(values) == 2 and not math.isclose(*values, rel_tol=_SAME):
+            text = (
+                f"in step {step} {number.text} is {values[1]:.4g}, in the reference {values[0]:.4g}, and "
+                f"{number.value:.4g} in the first step: another schedule"
+            )
+            yield _hypothesis(number.kind, "a schedule of a number", text, sides, row, noise, 1)
 
 
 def _loss(scene: DiffContext) -> Both[float] | None:
@@ -151,9 +179,9 @@ def _again(
 
 
 def _rows(
-    scene: DiffContext, sheet: FormulaView, places: Mapping[int, PairPlace], loss: Both[float]
+    scene: DiffContext, sheet: FormulaView, places: Mapping[int, PairPlace], loss: Both[float] | None
 ) -> tuple[list[Leaf], Both[np.ndarray], np.ndarray] | None:
-    """Return the leaves of the formula that are outputs, and the recorded loss and slopes of both sides."""
+    """Return the leaves of the formula that are outputs, and the loss, if recorded, and slopes of both sides."""
     rng = np.random.default_rng(7)
     leaves: list[Leaf] = []
     slopes = Both(np.zeros(loss_code.MANY), np.zeros(loss_code.MANY))
@@ -174,8 +202,9 @@ def _rows(
     size = max(map(root, slopes))
     if not leaves or not size:
         return None
-    unit = np.array([max(map(abs, loss)) or 1.0, *[size] * loss_code.MANY])
-    return leaves, Both(*(np.array([value, *row]) / unit for value, row in zip(loss, slopes))), unit
+    head: Both[list[float]] = Both([], []) if loss is None else loss.map(lambda value: [value])
+    unit = np.array([*([max(map(abs, loss)) or 1.0] if loss is not None else []), *[size] * loss_code.MANY])
+    return leaves, head.zip(slopes).map(lambda side: np.array([*side[0], *side[1]]) / unit), unit
 
 
 def _text(own: Terms, weighings: Both[Weighing], number: int) -> str | None:
@@ -212,31 +241,48 @@ def other_forms(pairs: Sequence[Pair], steps: Both[Step], runs: Both[Run]) -> li
     try:
         graphs = graphs_of(steps, infos)
         sheets = [loss_code.sheet_of(*side, frozenset()) for side in zip(graphs, steps, infos)]
-        return [_is_other_form(pair, graphs, sheets) for pair in pairs]
+        alike = [
+            [
+                other
+                for other in pairs
+                if (other.anchor.layer, other.anchor.slot) == (pair.anchor.layer, pair.anchor.slot)
+            ]
+            for pair in pairs
+        ]
+        return [_are_other_forms(calls, graphs, sheets) for calls in alike]
     except PadiffError:  # a damaged trace
         return [False for _ in pairs]
 
 
-def _is_other_form(pair: Pair, graphs: Both[Graph], sheets: Sequence[FormulaView | None]) -> bool:
+def _are_other_forms(pairs: Sequence[Pair], graphs: Both[Graph], sheets: Sequence[FormulaView | None]) -> bool:
+    """Return True if the outputs of all calls of a model are of another form: one call alone may move the loss away."""
     reference, candidate = sheets
-    if reference is None or candidate is None or pair.reference is None or pair.candidate is None:
+    if reference is None or candidate is None:
         return False
-    tensors = graphs.reference.tensor_of(pair.reference), graphs.candidate.tensor_of(pair.candidate)
-    nodes = [
-        sheet.writer.nodes.get(tensor) for sheet, tensor in zip((reference, candidate), tensors) if tensor is not None
-    ]
-    if len(nodes) < 2 or nodes[0] is None or nodes[1] is None:
-        return False
-    expected, actual = reference.formula.values[nodes[0]], candidate.formula.values[nodes[1]]
-    if _computes_form(candidate, nodes[1], pair.layout.undo(expected, pair.candidate.shape)) or _computes_form(
-        reference, nodes[0], pair.layout.apply(actual, pair.reference.shape)
-    ):
-        return True
+    here, there = dict[int, Change](), dict[int, Change]()
+    for pair in pairs:
+        if pair.reference is None or pair.candidate is None:
+            return False
+        tensors = graphs.reference.tensor_of(pair.reference), graphs.candidate.tensor_of(pair.candidate)
+        node, partner = (
+            None if tensor is None else sheet.writer.nodes.get(tensor)
+            for sheet, tensor in zip((reference, candidate), tensors)
+        )
+        if node is None or partner is None:
+            return False
+        expected = pair.layout.undo(reference.formula.values[node], pair.candidate.shape)
+        actual = pair.layout.apply(candidate.formula.values[partner], pair.reference.shape)
+        if _computes_form(candidate, partner, expected) or _computes_form(reference, node, actual):
+            return True
+        here[node], there[partner] = put(actual), put(expected)
     losses = [float(sheet.formula.values[sheet.formula.end]) for sheet in (reference, candidate)]
-    there = candidate.formula.changed({nodes[1]: put(pair.layout.undo(expected, pair.candidate.shape))})
-    here = reference.formula.changed({nodes[0]: put(pair.layout.apply(actual, pair.reference.shape))})
+    exchanged = candidate.formula.changed(there), reference.formula.changed(here)
+    if any(
+        loss is not None and math.isclose(loss, own, rel_tol=_ROUNDING) for loss, own in zip(exchanged, losses[::-1])
+    ):
+        return True  # a loss that takes the function itself takes either form
     far = _NEARER * abs(losses[0] - losses[1])
-    return all(loss is None or abs(float(loss) - goal) > far for loss, goal in zip((there, here), losses))
+    return all(loss is None or abs(float(loss) - goal) > far for loss, goal in zip(exchanged, losses))
 
 
 # Operations that normalise: taken of what is normalised already, they are a fault.
