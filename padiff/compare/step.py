@@ -26,7 +26,6 @@ from padiff.errors import PadiffError
 from padiff.frameworks.catalog import LOOKING
 from padiff.pair.plans import PairPlans, in_one, left_out, rank_steps, step_pairs, weights_known
 from padiff.records import LOOP, Both, Diff, Figure, Pair, Rule, Run, Step, Trace, TracedCall
-from padiff.records.pair_table import Key
 from padiff.records.report_data import ChoiceCounts
 from padiff.records.step_diffs import RULE_NUMBERS, StepDiffs
 
