@@ -395,7 +395,7 @@ def test_the_arithmetic_of_a_function_is_no_code_of_the_loop(options, tmp_path):
     clean, fault = compared(tmp_path, weighted, "reference", "clean", "fault", **options)
     assert clean.passed, clean.first_diff.message
     assert fault.first_diff.stage == "loss"
-    assert not cause_of(fault).proven or "weigh" in cause_of(fault).sentence, cause_of(fault).text
+    assert cause_of(fault).proven and "is 2 for the reference's 3" in cause_of(fault).sentence, cause_of(fault).text
 
 
 def thawing(way):
