@@ -29,11 +29,12 @@ def verdict(tmp_path, train, steps=6, **options):
 class Pooled(nn.Module):
     def __init__(self, way):
         super().__init__()
-        self.additive, self.emb, self.out = way == "reference", nn.Linear(5, 8), nn.Linear(8, 3)
+        self.way, self.emb, self.out = way, nn.Linear(5, 8), nn.Linear(8, 3)
 
     def forward(self, x, mask):
         scores = x.sum(-1)
-        scores = scores + mask if self.additive else scores.masked_fill(~mask, -1e9)
+        if self.way != "unused":
+            scores = scores + mask if self.way == "reference" else scores.masked_fill(~mask, -1e9)
         return self.out((scores.softmax(-1)[..., None] * self.emb(x)).sum(1))
 
 
@@ -55,6 +56,13 @@ def masks(way):
         optimizer.step()
         number += 1
         rng = yield loss
+
+
+def test_a_mask_in_another_form_is_no_difference_beside_one_that_is_not_used(tmp_path):
+    """No earlier step shows the form of the mask."""
+    (fault,) = compared(tmp_path, masks, "reference", "unused")
+    assert placed(fault)[:2] == (0, "forward")
+    assert "only the reference calls" in cause_of(fault).sentence
 
 
 def test_masks_in_another_form_stay_so_beside_a_later_fault(tmp_path):

@@ -45,6 +45,8 @@ _SCALED = 1e-4
 _ROUND = 2e-5
 # How often each value of an input has to occur on average, where each side has values of its own. Chosen.
 _OFTEN = 4
+# Largest number that hides a score to which it is added.
+_HIDING = -1e3
 # Slots of labels among a model's inputs.
 _LABELS = frozenset({"input.labels", "input.label"})
 
@@ -161,14 +163,25 @@ def _with_inputs(diffs: StepDiffs) -> StepDiffs:
     sites = diffs.sites
     failed = np.flatnonzero(~diffs.rows["passed"]).tolist()
     computed = [diffs.compared[sites.places[stage]].any() for stage in ("forward", "grad")]
-    if not all(computed) or any(sites.stages[place] != "input" for place in failed):
+    if not all(computed):
         return diffs
-    if not all(diffs.measured[place] and _is_same_in_another_form(diffs[place]) for place in failed):
-        return diffs
-    passing = list(diffs)
-    for place in failed:
+    inputs = [k for k in failed if sites.stages[k] == "input" and diffs.measured[k]]
+    others = [k for k in inputs if _is_same_in_another_form(diffs[k])]
+    # What is added to scores, such as -1e9, is a mask whatever else differs.
+    forms = others if others == failed else [k for k in others if _is_added_to_scores(diffs[k])]
+    passing = list(diffs) if forms else []
+    for place in forms:
         passing[place] = written_otherwise(passing[place], Rule.GIVEN_OTHERWISE)
-    return diffs.replaced(passing)
+    return diffs.replaced(passing) if passing else diffs
+
+
+def _is_added_to_scores(diff: Diff) -> bool:
+    """Return True if one of two inputs of two values hides scores by a large negative number, and the other does not."""
+    sides = elements(diff.pair)
+    if sides is None or any(len(np.unique(side)) != 2 for side in sides):
+        return False
+    hides = sides.map(lambda side: float(side.min()) <= _HIDING)
+    return hides.reference != hides.candidate
 
 
 def _is_same_in_another_form(diff: Diff) -> bool:
