@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -619,7 +620,8 @@ def _cause(scene: DiffContext, step: Sequence[Diff], place: Place, evidence: Evi
             if framework_cause is not None and says_where(recorded, place):
                 return framework_cause
             return _with_code(recorded, scene) or recorded if compute and recorded.kind in _OF_CALLS else recorded
-        if recorded.kind == _DECLARED.get(computed.cause.kind):
+        is_argument = recorded.kind == "argument" and _numbers(recorded.sentence) == _numbers(computed.cause.sentence)
+        if is_argument or recorded.kind == _DECLARED.get(computed.cause.kind):
             notes = [text for text in (computed.cause.evidence, recorded.evidence) if text]
             return replace(recorded, proven=True, evidence="; ".join(notes), remaining=computed.cause.remaining)
         # A declared difference also gives the fix of the computed cause. For a loss the fix rewrites the code instead,
@@ -636,6 +638,11 @@ def _cause(scene: DiffContext, step: Sequence[Diff], place: Place, evidence: Evi
         cause = _with_code(cause, scene, computed.excluded)
     cause = cause or where_in_code(place, computed.excluded)
     return cause or guess(diff, step, alignment, computed.excluded)
+
+
+def _numbers(sentence: str) -> set[float]:
+    """Return the numbers that a sentence names."""
+    return {float(number) for number in re.findall(r"(?<![\w.`])\d+(?:\.\d+)?(?:e[-+]?\d+)?(?![\w`])", sentence)}
 
 
 def _given(diff: Diff) -> Diff:

@@ -35,7 +35,7 @@ from padiff.records.declared import OF_LAYERS
 # The most differences that a sentence names.
 _SAID = 3
 # Causes of inputs that belong to another call.
-_OTHER_BATCHES = frozenset({"other_batch", "sizes"})
+_OTHER_BATCHES = frozenset({"other_batch", "sizes", "evaluation"})
 # Settings that determine a layer's constant tables.
 _OF_TABLES = frozenset({"rope_theta"})
 # Settings that a layer's own code uses between its inner layers.

@@ -276,7 +276,10 @@ def _forms(diffs: StepDiffs, before: Mapping[Site, Form]) -> Mapping[Site, Form]
     if not diffs.passed:
         return before
     numbers = [RULE_NUMBERS[rule] for rule in _FORMS]
-    written = [diffs[place] for place in np.flatnonzero(np.isin(diffs.rows["rule"], numbers)).tolist()]
+    # Labels that differ where the loss agrees are chosen anew in each step.
+    facts = diffs.sites.fact(SiteFacts)
+    is_written = np.isin(diffs.rows["rule"], numbers) & ~(facts.exact & facts.of_loss)
+    written = [diffs[place] for place in np.flatnonzero(is_written).tolist()]
     new = {site_of(d): Form(d.judgement.rule, ratio_of(d)) for d in written if d.judgement is not None}
     return {**before, **new} if new else before
 

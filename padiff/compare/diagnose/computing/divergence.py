@@ -134,6 +134,8 @@ def read_numbers(sheet: FormulaView, other: Graph | FormulaView, surplus: bool =
             continue
         if any(math.isclose(float(sheet.formula.values[k]), value, rel_tol=1e-6) for value in theirs):
             continue
+        if surplus and abs(float(sheet.formula.values[k])) in (0.0, 1.0):
+            continue  # as good as no number
         for number in _constant(sheet, k):
             for value in others[:_MOST_READ]:
                 sides = Both(number.value, value).swapped(surplus)

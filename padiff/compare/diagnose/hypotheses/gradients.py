@@ -385,6 +385,8 @@ def _written(scene: DiffContext, ratio: float | None) -> tuple[str, Both[Frame |
     if steps is None or ratio is None or None in [*sides]:
         return None
     paths = sides.map(lambda record: "" if record is None else record.layer)
+    if LOOP in [*paths]:
+        return None
     factors = steps.zip(paths).map(lambda side: dict(_factors(*side)))
     matches = [
         (here, there)
