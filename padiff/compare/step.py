@@ -123,7 +123,10 @@ def with_magnified(diffs: StepDiffs, step: Step, run: Run) -> StepDiffs:
         trace = next((trace for trace in traces if trace.functions), None)
     except PadiffError:
         return diffs  # the first step is damaged
-    poles = {} if trace is None else _poles(trace)
+    try:
+        poles = {} if trace is None else _poles(trace)
+    except PadiffError:
+        return diffs  # the trace is damaged; the figures stay valid
     if trace is None or not poles:
         return diffs
     magnified = reached(trace, [*poles])

@@ -364,14 +364,14 @@ def _called_lines(first: FirstDiff, models: Models) -> Both[Frame | None]:
     # A call that both sides have alike is given another value where the layer, or one around it, is made.
     paths, words = Both(first.reference, first.candidate), _words(first.cause)
     while all(paths):
-        made = models.lines.zip(paths).map(lambda side: side[0].get(side[1] or ""))
-        if made.reference is not None and made.candidate is not None:
-            candidate, reference = made.candidate.code, made.reference.code
+        construction = models.lines.zip(paths).map(lambda side: side[0].get(side[1] or ""))
+        if construction.reference is not None and construction.candidate is not None:
+            candidate, reference = construction.candidate.code, construction.reference.code
             if _named_spans(candidate, reference, words) or _named_spans(reference, candidate, words):
-                return made
+                return construction
             is_setting = first.cause is not None and first.cause.kind == "layer_setting"
             if is_setting and candidate != reference and not _is_ported(models):
-                return made  # gives the setting under another name
+                return construction  # gives the setting under another name
         paths = paths.map(lambda path: str(path).rpartition(".")[0] or (ROOT if path != ROOT else ""))
     at_start = (
         first.stage == "weight"

@@ -61,7 +61,7 @@ def test_what_is_read_is_what_was_recorded(kit, options, tmp_path):
     for number in held.numbers():
         one, other = (each.steps(number)[0].trace for each in (held, run))
         assert list(one.calls) == list(other.calls)
-        assert one.functions == other.functions == (number == 0)
+        assert one.functions == other.functions == (number < (1 if "detail" in options else 2))
         assert len(one.tensors) == len(other.tensors) > 0
         for a, b in zip(one.tensors, other.tensors):
             assert (a.dtype, a.shape, a.source.sketched) == (b.dtype, b.shape, b.source.sketched)

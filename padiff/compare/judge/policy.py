@@ -148,7 +148,7 @@ def forms_of(diffs: StepDiffs) -> list[int]:
 def _is_further(layers: Sequence[str], place: int, slot: str) -> bool:
     """Return True for an output beside the first one of a layer that holds other layers."""
     further = slot.startswith("output.") and not slot.startswith("output.0")
-    return further and any(is_below(other, layers[place]) for other in {*layers} - {LOOP})
+    return further and any(is_below(path, layers[place]) for path in {*layers} - {LOOP})
 
 
 def _is_of_bulk(diff: Diff) -> bool:
@@ -176,7 +176,7 @@ def _with_inputs(diffs: StepDiffs) -> StepDiffs:
 
 
 def _is_added_to_scores(diff: Diff) -> bool:
-    """Return True if one of two inputs of two values hides scores by a large negative number, and the other does not."""
+    """Return True if one of two inputs of two values hides scores by a large negative number, the other does not."""
     sides = elements(diff.pair)
     if sides is None or any(len(np.unique(side)) != 2 for side in sides):
         return False
@@ -585,9 +585,10 @@ class NoisePolicy(ByNoise):
         if not rules:
             return judged
         # A fault of this step shows elsewhere, and the difference of the forms excuses no other tensor.
-        rest = iter(self._judged([diff for place, diff in enumerate(diffs) if place not in rules], before))
+        judged_rest = iter(self._judged([diff for place, diff in enumerate(diffs) if place not in rules], before))
         all_judged = [
-            written_otherwise(diff, rules[place]) if place in rules else next(rest) for place, diff in enumerate(judged)
+            written_otherwise(diff, rules[place]) if place in rules else next(judged_rest)
+            for place, diff in enumerate(judged)
         ]
         return judged.replaced(all_judged)
 

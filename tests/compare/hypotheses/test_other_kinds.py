@@ -181,7 +181,7 @@ def test_a_number_that_is_made_otherwise_is_read():
 
     assert first_of(run(loss(0.5, False)), run(loss(0.5, True))) is None
     cause = first_of(run(loss(0.5, True)), run(loss(0.25, False))).cause
-    assert cause.proven and "the number is 0.25 for the reference's 0.5 (cat() in the loop)" in cause.sentence
+    assert cause.proven and "is 0.25 for the reference's 0.5" in cause.sentence
 
 
 def test_a_weight_of_positive_targets_that_is_missing_is_named():

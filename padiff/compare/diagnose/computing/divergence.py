@@ -127,8 +127,8 @@ def read_numbers(sheet: FormulaView, other: Graph | FormulaView, surplus: bool =
     else:
         theirs = _written_numbers(other)
     # As good as no number: what is left out, and what has another sign.
-    known = [*_written_numbers(sheet), 0.0, 1.0, -1.0]
-    others = [value for value in dict.fromkeys(theirs) if not any(map(partial(math.isclose, value), known))]
+    written = [*_written_numbers(sheet), 0.0, 1.0, -1.0]
+    others = [value for value in dict.fromkeys(theirs) if not any(map(partial(math.isclose, value), written))]
     for k, node in enumerate(sheet.nodes):
         if not node.name or not sheet.is_number(k):
             continue

@@ -475,12 +475,12 @@ def _other_parameter(sheet: FormulaView) -> Iterator[Edit]:
                 yield Edit("other_parameter", "another parameter", text, {k: _with_operands(sheet, k, put_in)}, 0, at=k)
 
 
-def _replaced(own: int, other: int, get: Get, operand: int) -> np.ndarray:
-    return get(other if operand == own else operand)
+def _replaced(node: int, partner: int, get: Get, operand: int) -> np.ndarray:
+    return get(partner if operand == node else operand)
 
 
-def _turned(own: int, get: Get, operand: int) -> np.ndarray:
-    return get(operand).T if operand == own else get(operand)
+def _turned(node: int, get: Get, operand: int) -> np.ndarray:
+    return get(operand).T if operand == node else get(operand)
 
 
 def _transposed(sheet: FormulaView) -> Iterator[Edit]:
@@ -577,18 +577,18 @@ def other_numbers(sheet: FormulaView, candidate: FormulaView) -> Iterator[Edit]:
         yield from _of_numbers(sheet, end, numbers.reshape(sheet.shape(end)), 5)
 
 
-def _of_numbers(sheet: FormulaView, k: int, other: np.ndarray, rank: int) -> Iterator[Edit]:
+def _of_numbers(sheet: FormulaView, k: int, constants: np.ndarray, rank: int) -> Iterator[Edit]:
     """Yield the edit that puts other numbers in the place of a node's, if they differ."""
     values = sheet.formula.values[k]
     # Numbers that stand for infinity hide what is added to them, whatever their size.
-    differ = ~np.isclose(np.clip(other, -_HUGE, _HUGE), np.clip(values, -_HUGE, _HUGE), rtol=1e-6)
+    differ = ~np.isclose(np.clip(constants, -_HUGE, _HUGE), np.clip(values, -_HUGE, _HUGE), rtol=1e-6)
     if differ.any():
         place = np.flatnonzero(differ)[0]
         text = (
             f"{sheet.named(k)} has other numbers: {int(differ.sum())} of {values.size} differ, the first is "
-            f"{other.flat[place]:.6g} for the reference's {values.flat[place]:.6g}"
+            f"{constants.flat[place]:.6g} for the reference's {values.flat[place]:.6g}"
         )
-        yield Edit("other_numbers", "other numbers", text, {k: put(other)}, rank, at=k)
+        yield Edit("other_numbers", "other numbers", text, {k: put(constants)}, rank, at=k)
 
 
 def _made_of_numbers(sheet: FormulaView) -> list[int]:
@@ -603,19 +603,19 @@ def _made_of_numbers(sheet: FormulaView) -> list[int]:
 
 def _numbers_alone(sheet: FormulaView) -> set[int]:
     """Return the nodes that depend on numbers of the code alone."""
-    made: set[int] = set()
+    constants: set[int] = set()
     for k, node in enumerate(sheet.nodes):
         call = sheet.producer(k)
         if node.operation:
-            is_made = made.issuperset(node.given)
+            is_made = constants.issuperset(node.given)
         else:
             # Zeros and one other number are a mask, which may be drawn.
             is_written = call is not None and not call.inputs and not call.parameters and bool(call.function)
             count = len(np.unique(sheet.formula.values[k]))
             is_made = sheet.is_number(k) or (is_written and count > 2) or (node.name == MADE and count == 1)
         if is_made:
-            made.add(k)
-    return made
+            constants.add(k)
+    return constants
 
 
 def _of(sheet: FormulaView, k: int, operation: str, place: int = 0, **how: Any) -> Change:

@@ -507,8 +507,8 @@ def _lines_of_cut(scene: DiffContext, pair: Pair, side: str) -> Both[Frame | Non
 
 def _with_nearest(call: TracedCall, steps: Both[Step], side: str) -> Both[Frame | None]:
     """Return the line of a call of one side, and the other side's line that is most like it."""
-    other = steps.candidate if side == "reference" else steps.reference
-    frames = {each.line.code: each.line for each in other.trace.calls if each.line is not None}
+    partner = steps.candidate if side == "reference" else steps.reference
+    frames = {each.line.code: each.line for each in partner.trace.calls if each.line is not None}
     nearest = [] if call.line is None else get_close_matches(call.line.code, frames, 1)
     return Both(call.line, frames[nearest[0]] if nearest else None).swapped(side != "reference")
 
@@ -563,7 +563,7 @@ def _cut_parameters(scene: DiffContext, graphs: Both[Graph]) -> Iterator[Cause]:
         learns = sites.zip(learning).map(lambda side: side[0] in side[1])
         if None in [*sites] or learns.reference == learns.candidate:
             continue
-        side, other = SIDES.swapped() if learns.reference else SIDES
+        side, partner = SIDES.swapped() if learns.reference else SIDES
         record, graph = getattr(pair, side), getattr(graphs, side)
         names = {record.layer, f"{record.layer}/{record.slot}"}
         backwards = [c for c in graph.trace.calls if (c.layer, c.function) == (LOOP, "backward")]
@@ -573,7 +573,7 @@ def _cut_parameters(scene: DiffContext, graphs: Both[Graph]) -> Iterator[Cause]:
             continue
         name = f"{record.layer}/{record.slot}".removeprefix(f"{ROOT}/")
         text = (
-            f"on the {side}, each way from `{name}` to the loss passes detach(), on the {other} one does not: the "
+            f"on the {side}, each way from `{name}` to the loss passes detach(), on the {partner} one does not: the "
             "gradient goes elsewhere"
         )
         line = None
