@@ -373,9 +373,12 @@ class ModelEvidence:
 
     def __post_init__(self) -> None:
         self._twins = grouped(self.units, lambda u: u.parameters["weight"].tied_to if "weight" in u.parameters else "")
+        #: Layers whose parameters others use, too: an optimizer changes these under one of their paths.
+        self._homes = {p.tied_to.rpartition("/")[0] for u in self.units for p in u.parameters.values()}
 
     def item(self, unit: Unit) -> Item:
         """Return the item of a unit."""
+        is_trained = unit.path in self.seen.trained
         return Item(
             path=unit.name,
             defined=unit.defined,
@@ -385,7 +388,7 @@ class ModelEvidence:
             output=_extents(self.seen.outputs.get(unit.path)),
             values=frozenset({self.values[unit]}) if unit in self.values else frozenset(),
             context=self._context(unit.path, 1),
-            trained=unit.path in self.seen.trained if self.seen.trained else None,
+            trained=None if unit.tied or unit.path in self._homes or not self.seen.trained else is_trained,
         )
 
     def container(self, node: LayerNode) -> Item:
