@@ -36,6 +36,7 @@ from padiff.records import (
     is_below,
     is_functional,
 )
+from padiff.system.frames import Frame
 from padiff.system.terminal import first_few
 
 #: Relative spread below which a ratio of two tensors counts as one constant.
@@ -603,11 +604,15 @@ def _other_layer(place: Place, alignment: Alignment) -> Cause | None:
     partners = {pair.reference.path: pair.candidate.path for pair in alignment.pairs}
     if partners.get(both.reference.layer) in (None, both.candidate.layer):
         return None
+    return other_network(both.map(lambda call: call.layer), both.map(lambda call: call.line))
+
+
+def other_network(layers: Both[str], lines: Both[Frame | None], evidence: str = "") -> Cause:
+    """Return the cause that the candidate calls one layer where the reference calls another one, no partner of it."""
     text = (
-        f"the candidate calls `{both.candidate.layer}` where the reference calls `{both.reference.layer}`, with the "
-        "same input"
+        f"the candidate calls `{layers.candidate}` where the reference calls `{layers.reference}`, with the same input"
     )
-    return Cause("other_network", text, lines=both.map(lambda call: call.line))
+    return Cause("other_network", text, bool(evidence), evidence, lines=lines)
 
 
 def guess(diff: Diff, step: Sequence[Diff], alignment: Alignment, excluded: tuple[str, ...]) -> Cause | None:

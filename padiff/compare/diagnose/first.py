@@ -20,7 +20,7 @@ from padiff.compare.diagnose.hypotheses.engine import Finding, explain
 from padiff.compare.diagnose.hypotheses.loss_code import code_cause
 from padiff.compare.diagnose.known_differences import known_cause, says_where
 from padiff.compare.diagnose.losses import loss_cause
-from padiff.compare.diagnose.place import NEVER, Evidence, Place, extent_of, graphs_of, place_of_diff, site_of
+from padiff.compare.diagnose.place import NEVER, Evidence, Place, extent_of, graphs_of, place_of_diff
 from padiff.compare.diagnose.recompute.which_side import which_side
 from padiff.compare.diagnose.routing import (
     CHOICE,
@@ -34,6 +34,7 @@ from padiff.compare.diagnose.routing import (
 from padiff.compare.diagnose.settings import as_computed, fixes_all, trainer_cause
 from padiff.compare.diagnose.shifted import evaluation_cause, repeated_cause, shift_cause, state_cause
 from padiff.compare.diagnose.traced import Graph, place_of
+from padiff.compare.judge.drift import site_of
 from padiff.compare.judge.limits import ROUNDING, coarse
 from padiff.compare.replicas import RankFault, RankFinding, check_replicas
 from padiff.errors import PadiffError, RunFolderError, SketchOnlyError

@@ -21,6 +21,7 @@ from padiff.compare.diagnose.traced import (
     same_name,
     take_alike,
 )
+from padiff.compare.judge.drift import Site, site_of
 from padiff.compare.judge.policy import Policy
 from padiff.compare.measure.operands import Arrays, operands
 from padiff.errors import RunFolderError
@@ -457,22 +458,12 @@ def _in_places(calls: Both[TracedCall], relations: Relations) -> list[Both[Opera
 # are counted, not named, up to the last share.
 _SHARE, _NAMED, _ELEMENTS = 0.25, 4, 0.01
 
-#: The key of a tensor in every step: layer, stage, slot, call.
-Site = tuple[str, str, str, int]
-
-
 #: The largest relative L2 error of a tensor, and the number of steps in which the tensor was compared.
 Agreed = tuple[float, int]
 NEVER: Agreed = (0.0, 0)
 _Columns = tuple[np.ndarray, np.ndarray]
 _NO_COLUMNS: Mapping[tuple[int, PairSchema], _Columns] = MappingProxyType({})
 _NONE: Mapping[Site, Agreed] = MappingProxyType({})
-
-
-def site_of(diff: Diff) -> Site:
-    """Return the key of a diff's tensor, which is the same in every step."""
-    anchor = diff.pair.anchor
-    return anchor.layer, anchor.stage, anchor.slot, anchor.call
 
 
 class Agreement:

@@ -65,7 +65,7 @@ class Form(NamedTuple):
     ratio: float
 
 
-#: Stage, layer, slot and call of a tensor.
+#: The key of a tensor in every step: layer, stage, slot, call.
 Site = tuple[str, str, str, int]
 _FORMS = frozenset({Rule.WRITTEN_OTHERWISE, Rule.GIVEN_OTHERWISE, Rule.SCALED})
 
@@ -261,8 +261,9 @@ def drift(diffs: Sequence[Diff], before: Drift = NONE, known: bool = True) -> Dr
 
 
 def site_of(diff: Diff) -> Site:
+    """Return the key of a diff's tensor, which is the same in every step."""
     anchor = diff.pair.anchor
-    return anchor.stage, anchor.layer, anchor.slot, anchor.call
+    return anchor.layer, anchor.stage, anchor.slot, anchor.call
 
 
 def ratio_of(diff: Diff) -> float:

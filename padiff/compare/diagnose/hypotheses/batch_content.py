@@ -7,12 +7,13 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from padiff.compare.diagnose.causes import other_network
 from padiff.compare.diagnose.hypotheses import transforms
 from padiff.compare.diagnose.hypotheses.diff_context import DiffContext, rounding_of, whole_of
 from padiff.compare.diagnose.hypotheses.hypothesis import NUMBERS, Hypothesis, Prediction
+from padiff.compare.diagnose.place import graphs_of
 from padiff.errors import PadiffError
-from padiff.records import SIDES, Both, Cause, Record, Step
-from padiff.system.frames import Frame
+from padiff.records import SIDES, Both, Cause
 
 # Count of steps before and after this one whose samples are compared.
 _AROUND = 6
@@ -96,24 +97,18 @@ def _of_other_networks(scene: DiffContext, sides: Both[np.ndarray]) -> Iterator[
         partner = partners.get(elsewhere.layer)
         if elsewhere.layer == anchor.layer or partner is None or elsewhere.shape != sides.reference.shape:
             continue
-        called = Both(elsewhere.layer, partner).zip(inputs)
-        times = called.map(lambda side: len({each.call for each in side[1] if each.layer == side[0]}))
+        times = (
+            Both(elsewhere.layer, partner)
+            .zip(inputs)
+            .map(lambda side: len({each.call for each in side[1] if each.layer == side[0]}))
+        )
         if times.candidate >= times.reference or not np.array_equal(elsewhere.value, sides.candidate):
             continue
-        text = (
-            f"the candidate calls `{record.layer}` where the reference calls `{elsewhere.layer}`, with the same input"
-        )
         counts = f"`{partner}` is called {times.candidate} times for the reference's {times.reference}"
-        lines = steps.zip(Both(elsewhere, record)).map(lambda side: _line(*side))
-        yield Cause("other_network", text, True, f"the values are equal, and {counts}", lines=lines)
+        called = graphs_of(steps, scene.runs.map(lambda run: run.info)).zip(Both(elsewhere, record))
+        lines = called.map(lambda side: call.line if (call := side[0].of_record(side[1])) is not None else None)
+        yield other_network(Both(elsewhere.layer, record.layer), lines, f"the values are equal, and {counts}")
         return
-
-
-def _line(step: Step, record: Record) -> Frame | None:
-    """Return the line that calls a layer with an input."""
-    site = record.layer, record.call
-    stacks = (call.stack for call in step.trace.calls if not call.function and (call.layer, call.call) == site)
-    return next((stack[-1] for stack in stacks if stack), None)
 
 
 def _numbered_otherwise(scene: DiffContext, sides: Both[np.ndarray]) -> Iterator[Cause]:
