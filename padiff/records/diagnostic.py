@@ -48,7 +48,7 @@ _OF_STEP = {
     "no_gradient": ("@backward",),
 }
 # Kinds of causes of a first diff in an input that no line that makes data shows.
-_NOT_OF_DATA = ("other_network", "step_repeated")
+_NOT_OF_DATA = ("model", "step_repeated")
 # Kinds of causes that the line of the data loader shows.
 _OF_LOADER = ("batch_order", "input_order", "sizes")
 # Kinds of causes for which the call itself is wrong, not one of its arguments.

@@ -612,7 +612,7 @@ def other_network(layers: Both[str], lines: Both[Frame | None], evidence: str = 
     text = (
         f"the candidate calls `{layers.candidate}` where the reference calls `{layers.reference}`, with the same input"
     )
-    return Cause("other_network", text, bool(evidence), evidence, lines=lines)
+    return Cause("model", text, bool(evidence), evidence, lines=lines)
 
 
 def guess(diff: Diff, step: Sequence[Diff], alignment: Alignment, excluded: tuple[str, ...]) -> Cause | None:
