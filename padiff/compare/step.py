@@ -121,12 +121,9 @@ def with_magnified(diffs: StepDiffs, step: Step, run: Run) -> StepDiffs:
     try:
         traces = step.trace, *(first.trace for number in run.numbers()[:1] for first in run.steps(number)[:1])
         trace = next((trace for trace in traces if trace.functions), None)
-    except PadiffError:
-        return diffs  # the first step is damaged
-    try:
         poles = {} if trace is None else _poles(trace)
     except PadiffError:
-        return diffs  # the trace is damaged; the figures stay valid
+        return diffs  # a step or its trace is damaged; the figures stay valid
     if trace is None or not poles:
         return diffs
     magnified = reached(trace, [*poles])

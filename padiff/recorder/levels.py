@@ -196,7 +196,8 @@ class LevelsOfSteps:
     def __init__(self, detail: Detail, functions: bool = False, budget: float = FULL_BYTES) -> None:
         self._detail, self.budget = detail, budget
         self.spent, self._largest, self._owned = 0.0, 0.0, 0.0
-        self._keeping, self._begun = detail.automatic, False
+        #: True for ``auto``; the number of steps recorded so far.
+        self._keeping, self._recorded = detail.automatic, 0
         every = detail.full_every_n_steps
         self._full = None if every is None else Schedule.from_argument(every)
         #: Share of the steps after the budget that are due in full.
@@ -204,8 +205,6 @@ class LevelsOfSteps:
         self._requests: Requests | None = None
         self._usual, self._kept = Levels(detail), Levels(detail, auto=_KEPT)
         self._wanted = self.functions = functions
-        #: Number of the next recorded steps in which functions are traced.
-        self._traced = _TRACED if functions else 0
 
     def listen(self, run: AnyPath | None) -> None:
         """Start to read requests for full tensors from the run folder."""
@@ -241,13 +240,13 @@ class LevelsOfSteps:
             full: True to record tensors in full that are sketched in other steps.
         """
         zoomed = self._requests.due(step) if self._requests is not None else None
-        is_whole = not self._begun or self.keeping or not self._detail.sketches
-        self.functions = (self._traced > 0 and is_whole) or (self._wanted and bool(zoomed))
+        is_whole = not self._recorded or self.keeping or not self._detail.sketches
+        self.functions = self._wanted and (bool(zoomed) or (self._recorded < _TRACED and is_whole))
         if full or (self._full is not None and self._full.due(step)):
             return Levels(self._detail, full=True)
         if self._keeping and not self._largest and self.spent < self.budget:
             return Levels(self._detail, zoomed or False, SMALL if self._wanted else SKETCH, self._of_first())
-        if self._wanted and not self._begun:
+        if self._wanted and not self._recorded:
             return Levels(self._detail, zoomed or False, SMALL)
         if self.keeping:
             return self._kept
@@ -268,7 +267,8 @@ class LevelsOfSteps:
             step: the recorded step.
             steps: number of steps that will be recorded, if known.
         """
-        has_begun, self._begun, self._traced = self._begun, True, max(self._traced - 1, 0)
+        has_begun = self._recorded > 0
+        self._recorded += 1
         if has_begun and not self.keeping:
             return ""
         values = bytes_of(step)

@@ -79,7 +79,7 @@ class Schedule:
 #: In order: nothing; a sketch of some hundred bytes (`padiff.sketches.sketch`); the full tensor; full tensors in the
 #: first steps, within a budget, and sketches in later steps (`padiff.recorder.levels`).
 NOTHING, SKETCH, FULL, AUTO = LEVELS = ("nothing", "sketch", "full", "auto")
-#: Internal level: a small tensor in full, a sketch of a larger one. Replaces ``sketch`` in the first recorded steps.
+#: Internal level: a small tensor in full, a sketch of a larger one. Replaces ``sketch`` in the first recorded step.
 SMALL = "small"
 #: Internal level: full tensors up to a number of bytes, then sketches. Used for activations in the first recorded step.
 WITHIN = "within"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from itertools import count
 
 import torch
 from torch import nn
@@ -21,6 +22,14 @@ def verdict(tmp_path, train, steps=6, **options):
     clean, fault = compared(tmp_path, train, "reference", "clean", "fault", steps=steps, **options)
     assert clean.passed, clean.first_diff.message
     return fault
+
+
+def descend(loss, optimizer, *others):
+    """Step with one optimizer along the gradient of a loss; zero the gradients of others, too."""
+    for each in (optimizer, *others):
+        each.zero_grad()
+    loss.backward()
+    optimizer.step()
 
 
 # -- forms that stay -----------------------------------------------------------------------------------------------
@@ -42,8 +51,8 @@ def masks(way):
     """One author masks with -1e9, the other with True. The fault is another learning rate from step 3 on."""
     model = Pooled(way)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    rng, number = (yield model, optimizer), 0
-    while True:
+    rng = yield model, optimizer
+    for number in count():
         x, y = tensor(rng, 8, 6, 5), torch.randint(3, (8,), generator=rng)
         keep = torch.rand(8, 6, generator=rng) < 0.7
         keep[:, 0] = True
@@ -51,10 +60,7 @@ def masks(way):
         if number == 3:
             optimizer.param_groups[0]["lr"] = 0.02 if way == "fault" else 0.05
         loss = f.cross_entropy(model(x, mask), y)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        number += 1
+        descend(loss, optimizer)
         rng = yield loss
 
 
@@ -81,11 +87,11 @@ class Decoder(nn.Module):
 
 
 def decoders(way):
-    """One author's model takes the sigmoid, the other's loss. The fault: from step 2 on other values are decayed."""
+    """One author's model takes the sigmoid, the other's loss. The fault: from step 2 on one gradient is doubled."""
     model = Decoder(way)
     optimizer = torch.optim.SGD(model.parameters(), 0.5)
-    rng, number = (yield model, optimizer), 0
-    while True:
+    rng = yield model, optimizer
+    for number in count():
         x = torch.rand(8, 6, generator=rng)
         made = model(x)
         loss = (f.binary_cross_entropy if way == "reference" else f.binary_cross_entropy_with_logits)(made, x)
@@ -94,7 +100,6 @@ def decoders(way):
         if way == "fault" and number >= 2:
             model.a.weight.grad *= 2
         optimizer.step()
-        number += 1
         rng = yield loss
 
 
@@ -170,14 +175,11 @@ def margins(way):
     """A margin that no sample comes near before step 3."""
     model, margin = nn.Linear(4, 3), 0.4 if way == "fault" else 0.1
     optimizer = torch.optim.SGD(model.parameters(), 0.01)
-    rng, number = (yield model, optimizer), 0
-    while True:
+    rng = yield model, optimizer
+    for number in count():
         made = model(tensor(rng, 8, 4)).sigmoid() * (1.0 if number >= 3 else 0.01)
         loss = f.relu(made - margin).square().sum() + (made - 0.5).square().mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        number += 1
+        descend(loss, optimizer)
         rng = yield loss
 
 
@@ -191,14 +193,11 @@ def temperatures(way):
     """A temperature that depends on the number of the step, and is 1 in the first one."""
     model = nn.Linear(4, 3)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    rng, number = (yield model, optimizer), 0
-    while True:
+    rng = yield model, optimizer
+    for number in count():
         heat = (0.8 if way == "fault" else 0.9) ** number
         loss = f.cross_entropy(model(tensor(rng, 8, 4)) / heat, torch.randint(3, (8,), generator=rng))
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        number += 1
+        descend(loss, optimizer)
         rng = yield loss
 
 
@@ -214,13 +213,13 @@ def test_a_number_of_the_second_step_is_proven(tmp_path):
 
 
 def networks(way):
-    """An actor with a target, which only the fault does not call; or updates at other steps; or clamped weights."""
+    """An actor with a target, in whose place one fault calls the actor; the other clamps weights to another limit."""
     actor, critic = nn.Linear(4, 2), nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 1))
     target = copy.deepcopy(actor)
     with torch.no_grad():
         target.weight *= 0.5
     optimizers = [torch.optim.SGD(each.parameters(), 0.05) for each in (critic, actor)]
-    rng, number = (yield {"actor": actor, "critic": critic, "target": target}, optimizers), 0
+    rng = yield {"actor": actor, "critic": critic, "target": target}, optimizers
     while True:
         for _ in range(2):
             now, after = tensor(rng, 8, 4), tensor(rng, 8, 4)
@@ -228,20 +227,13 @@ def networks(way):
                 chosen = (actor if way == "network" else target)(after)
                 goal = 0.9 * critic(torch.cat([after, chosen], 1))
             loss = f.mse_loss(critic(torch.cat([now, actor(now).detach()], 1)), goal + now.mean(1, keepdim=True))
-            for optimizer in optimizers:
-                optimizer.zero_grad()
-            loss.backward()
-            optimizers[0].step()
+            descend(loss, *optimizers)
             if way in ("reference", "clamped"):
                 with torch.no_grad():
                     for each in critic.parameters():
                         each.clamp_(-0.05, 0.05) if way == "clamped" else each.clamp_(-0.1, 0.1)
         loss = -critic(torch.cat([now, actor(now)], 1)).mean()
-        for optimizer in optimizers:
-            optimizer.zero_grad()
-        loss.backward()
-        optimizers[1].step()
-        number += 1
+        descend(loss, *optimizers[::-1])
         rng = yield loss
 
 
@@ -262,19 +254,14 @@ def delays(way):
     """The critic is updated twice for each update of the actor; the reference's first update of the actor is early."""
     actor, critic = nn.Linear(4, 2), nn.Linear(6, 1)
     optimizers = [torch.optim.SGD(each.parameters(), 0.05) for each in (critic, actor)]
-    rng, number = (yield {"actor": actor, "critic": critic}, optimizers), 0
-    while True:
+    rng = yield {"actor": actor, "critic": critic}, optimizers
+    for number in count():
         for _ in range(1 if number == 0 and way == "reference" else 2):
             x, action = tensor(rng, 8, 4), tensor(rng, 8, 2)
             loss = (critic(torch.cat([x, action], 1)) - x.sum(1, keepdim=True)).square().mean()
-            optimizers[0].zero_grad()
-            loss.backward()
-            optimizers[0].step()
+            descend(loss, optimizers[0])
         loss = -critic(torch.cat([x, actor(x)], 1)).mean()
-        optimizers[1].zero_grad()
-        loss.backward()
-        optimizers[1].step()
-        number += 1
+        descend(loss, optimizers[1])
         rng = yield loss
 
 
@@ -325,17 +312,14 @@ def resets(way):
     """Two numbers of all states are set to zero, at another step in the fault."""
     model = Recurrent()
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    rng, number, state = (yield model, optimizer), 0, torch.zeros(20, 16)
-    while True:
+    rng, state = (yield model, optimizer), torch.zeros(20, 16)
+    for number in count():
         made, state = model(tensor(rng, 20, 4), state)
         loss = f.cross_entropy(made, torch.randint(3, (20,), generator=rng))
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        descend(loss, optimizer)
         state = state.detach()
         if number == (1 if way == "fault" else 3):
             state = state * torch.ones(16).index_fill(0, torch.tensor([2, 5]), 0.0)
-        number += 1
         rng = yield loss
 
 

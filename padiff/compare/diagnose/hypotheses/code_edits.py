@@ -20,12 +20,7 @@ import numpy as np
 from padiff.compare.diagnose.computing.divergence import Number, divergences, numbers, read_numbers, solved
 from padiff.compare.diagnose.computing.edit import CHOICE, SIDES_OF_EDITS, Edit, FormulaView, Target, dropped_terms
 from padiff.compare.diagnose.computing.formula import UnknownError
-from padiff.compare.diagnose.computing.operation_edits import (
-    of_all_turns,
-    operation_edits,
-    other_numbers,
-    rotary,
-)
+from padiff.compare.diagnose.computing.operation_edits import of_all_turns, operation_edits, other_numbers, rotary
 from padiff.compare.diagnose.computing.writer import Writer
 from padiff.compare.diagnose.hypotheses.diff_context import DiffContext, whole_of
 from padiff.compare.diagnose.hypotheses.hypothesis import CLOSE, NEAR, Hypothesis, Prediction, explains, weigh

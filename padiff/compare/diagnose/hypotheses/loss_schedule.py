@@ -241,15 +241,11 @@ def other_forms(pairs: Sequence[Pair], steps: Both[Step], runs: Both[Run]) -> li
     try:
         graphs = graphs_of(steps, infos)
         sheets = [loss_code.sheet_of(*side, frozenset()) for side in zip(graphs, steps, infos)]
-        alike = [
-            [
-                other
-                for other in pairs
-                if (other.anchor.layer, other.anchor.slot) == (pair.anchor.layer, pair.anchor.slot)
-            ]
-            for pair in pairs
-        ]
-        return [_are_other_forms(calls, graphs, sheets) for calls in alike]
+        calls: dict[tuple[str, str], list[Pair]] = {}
+        for pair in pairs:
+            calls.setdefault((pair.anchor.layer, pair.anchor.slot), []).append(pair)
+        answers = {site: _are_other_forms(group, graphs, sheets) for site, group in calls.items()}
+        return [answers[pair.anchor.layer, pair.anchor.slot] for pair in pairs]
     except PadiffError:  # a damaged trace
         return [False for _ in pairs]
 
