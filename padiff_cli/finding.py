@@ -196,7 +196,7 @@ class ModelFinder(ABC):
         seen = {key for model in models.values() for key in _owned(model)}
         values = list(variables(frame))
         held = [(label, value) for label, value in values if _has_parameters(value)]
-        called = called_around(frame, [value for _, value in held if not value.training])
+        called = called_around(frame, [value for _, value in held])
         chosen = set(map(id, called))
         named = [(label, value) for label, value in held if id(value) in chosen or _is_frozen(value)]
         if layer is not None and not _owned(layer) & seen:

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import product
+from itertools import chain, product
 
 import numpy as np
 
@@ -325,6 +325,8 @@ def _error(diff: Diff | None) -> float:
 # Least relative error that a different boundary explains, of a container's outputs and of other outputs. A missing
 # activation changes a tensor by far more than the first share, unless a normalisation leaves few negative values.
 _GROSS, _VISIBLE = 0.05, 1e-3
+# Largest relative error of a loss that is computed from the same outputs in another form.
+_SAME_LOSS = 1e-5
 # Classes of layers of both frameworks.
 _LIBRARY = frozenset().union(*LAYERS.values())
 
@@ -418,7 +420,9 @@ def _returned_otherwise(forward: Sequence[Diff], diffs: StepDiffs, steps: Both[S
             if _returns_loss(diff, steps) or _is_part(diff, steps) or _is_joined(diff, steps)
         }
         return returned | {
-            paths for paths, diffs_of_model in apart.items() if all(_goes_on(d, steps) for d in diffs_of_model)
+            paths
+            for paths, diffs_of_model in apart.items()
+            if all(_goes_on(d, steps) for d in diffs_of_model) or any(_meets_again(d, steps) for d in diffs_of_model)
         }
     except (RunFolderError, SketchOnlyError):
         return set()  # a trace is damaged, or the values can no longer be read; the figures stay valid
@@ -568,19 +572,42 @@ def _goes_on(diff: Diff, steps: Both[Step], anywhere: bool = False) -> bool:
     return False
 
 
-def _derived(graph: Graph, source: int, anywhere: bool) -> list[int]:
+def _meets_again(diff: Diff, steps: Both[Step]) -> bool:
+    """Return True if both loops compute the same loss from the two tensors: probabilities, and their logarithms.
+
+    One of them may take the mean of several terms at once.
+    """
+    losses: Both[set[float]] = Both(set(), set())
+    means: Both[set[float]] = Both(set(), set())
+    for record, step, numbers, others in zip(diff.pair.sides, steps, losses, means):
+        graph = Graph(step.trace)
+        source = None if record is None else graph.tensor_of(record)
+        for k in [] if source is None else _derived(graph, source, True, LOOP):
+            values = graph.values(k) if k != source and "float" in step.trace.tensors[k].dtype else None
+            if values is not None:
+                (numbers if values.size == 1 else others).add(abs(float(values.mean())))
+    pairs = chain(product(*losses), product(losses.reference, means.candidate), product(means.reference, losses.candidate))
+    return any(first and math.isclose(first, second, rel_tol=_SAME_LOSS) for first, second in pairs)
+
+
+def _derived(graph: Graph, source: int, anywhere: bool, layer: str | None = None) -> list[int]:
     """Return the tensors on the way to the loss that the loop computes from one tensor alone, or any code from it.
 
     All of these where the trace does not show a way of the tensor to the loss: the loop writes it into another one.
+
+    Args:
+        anywhere: True for calls in any layer that take other tensors, too.
+        layer: the only layer whose calls count.
     """
     derived = {source}
     for call in graph.trace.calls:
         inputs = {operand.tensor for operand in call.inputs}
         of_the_loop_alone = call.layer == LOOP and inputs <= derived
-        if inputs & derived and (anywhere or of_the_loop_alone):
+        if inputs & derived and (anywhere or of_the_loop_alone) and layer in (None, call.layer):
             derived |= {operand.tensor for operand in call.outputs}
     ends = graph.noted.get("backward", [])
     needed = {operand.tensor for end in ends for call in graph.back(end, lambda _: False) for operand in call.inputs}
+    needed |= {*ends}
     return sorted(derived & needed if source in needed else derived)
 
 
@@ -588,7 +615,8 @@ def _is_made(record: Record | None, computed: Record | None, diff: Diff) -> bool
     """Return True if a tensor of a trace has the values of another one of the other side's."""
     if record is None or computed is None or math.prod(record.shape) != math.prod(computed.shape):
         return False
-    layout = (diff.pair.layout or SAME) if record.shape == computed.shape else RESHAPED
+    laid = record.shape == computed.shape and len(record.shape) == len(diff.pair.candidate.shape)
+    layout = (diff.pair.layout or SAME) if laid else RESHAPED
     return _agrees(measure_pair(Pair(diff.pair.step, computed, record, layout)))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, product
 from typing import NamedTuple
@@ -483,7 +483,11 @@ class _First(DerivedSource):
     axes: Shape
 
     def read(self) -> np.ndarray:
-        values, (length, count) = self.whole.read(), self.lengths
+        return self.of(self.whole.read())
+
+    def of(self, values: np.ndarray) -> np.ndarray:
+        """Return the first places of the sequences of a tensor of the source's shape."""
+        length, count = self.lengths
         for axis in self.axes:
             values = np.take(values, np.arange(count), axis)
         if not self.axes:
@@ -524,14 +528,12 @@ def with_equal_lengths(steps: Both[Step], pairs: Sequence[tuple[str, str]]) -> t
             uncut[0].add(id(record))
             uncut[1].update([] if partner is None else [id(partner)])
         else:
-            shape = tuple(count if k in axes else extent for k, extent in enumerate(record.shape))
-            shape = shape if axes else (shape[0] // length * count, *shape[1:])
-            source = _First(record.source, (length, count), axes)
+            begin = _begin(record, (length, count), axes)
             if record.stage == "backward" and not is_seen:
-                if not math.isclose(_norm(record), float(np.linalg.norm(source.read())), rel_tol=_AGREES):
+                if not math.isclose(_norm(record), _norm(begin), rel_tol=_AGREES):
                     return steps, left_alone  # the loss is of all places
                 is_seen = True
-            cut.append(replace(record, shape=shape, source=source))
+            cut.append(begin)
     if not is_seen and not _has_labels(steps, count):
         return steps, left_alone
     alone = left_alone.swapped(swapped)
@@ -539,6 +541,43 @@ def with_equal_lengths(steps: Both[Step], pairs: Sequence[tuple[str, str]]) -> t
     alone.candidate.extend(record for record in shorter.records if id(record) in uncut[1])
     kept = [record for record in shorter.records if id(record) not in uncut[1]]
     return Both(replace(longer, records=cut), replace(shorter, records=kept)).swapped(swapped), left_alone
+
+
+def _begin(record: Record, lengths: tuple[int, int], axes: Shape) -> Record:
+    """Return the first places of a tensor's sequences; `lengths` and `axes` as in `_First`."""
+    length, count = lengths
+    shape = tuple(count if k in axes else extent for k, extent in enumerate(record.shape))
+    shape = shape if axes else (shape[0] // length * count, *shape[1:])
+    return replace(record, shape=shape, source=_First(record.source, lengths, axes))
+
+
+def cut_of(record: Record | None) -> Callable[[np.ndarray], np.ndarray] | None:
+    """Return the function that cuts a tensor of a record's whole sequences; `None` if the record was not cut."""
+    return record.source.of if record is not None and isinstance(record.source, _First) else None
+
+
+def lengths_of(like: Both[Record | None]) -> Both[int]:
+    """Return the numbers of places of both sides' sequences, of which one was cut; ones if none was cut."""
+    for swapped in (False, True):
+        sample = like.swapped(swapped).reference
+        if sample is not None and isinstance(sample.source, _First):
+            return Both(*sample.source.lengths).swapped(swapped)
+    return Both(1, 1)
+
+
+def with_places_of(records: Both[Record], like: Both[Record | None]) -> Both[Record]:
+    """Cut a tensor of a trace to the places of the other side's tensor, if the recorded tensors of its side were cut.
+
+    Args:
+        like: recorded tensors of both sides.
+    """
+    lengths = lengths_of(like)
+    swapped = lengths.reference < lengths.candidate
+    (record, partner), (length, count) = records.swapped(swapped), lengths.swapped(swapped)
+    if length == count or record.shape == partner.shape or record.source.sketched:
+        return records
+    axes = _axes_of_places(record, partner, length, count)
+    return records if axes is None else Both(_begin(record, (length, count), axes), partner).swapped(swapped)
 
 
 def _has_labels(steps: Both[Step], count: int) -> bool:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from enum import Enum
 from functools import cached_property
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from padiff.compare.judge.policy import Policy
 from padiff.compare.measure.pairs import measure_pair
 from padiff.errors import PadiffError
 from padiff.frameworks.catalog import LOOKING
-from padiff.pair.joined_calls import is_joined, layout_between, square_layout
+from padiff.pair.joined_calls import is_joined, layout_between, lengths_of, square_layout, with_places_of
 from padiff.records import (
     LOOP,
     RESHAPED,
@@ -224,7 +225,8 @@ class Relations:
         judged, (first, second) = self._first.judgement, self._records(reference, candidate, False)
         if self._limit is None or judged is None or first is None or second is None:
             return True
-        figures = measure_pair(self._pair(first, second), self._policy.elementwise).figures
+        cut = with_places_of(Both(first, second), self._first.pair.sides)
+        figures = measure_pair(self._pair(*cut), self._policy.elementwise).figures
         return figures is None or figures.rel_l2 <= judged.limit * (1 + SURE * figures.spread)
 
     def diff(self, reference: int, candidate: int, slots: Both[str]) -> Diff:
@@ -237,7 +239,8 @@ class Relations:
         sides = self._records(reference, candidate, True).zip(slots).map(lambda side: _in_slot(*side))
         reference_record, candidate_record = sides
         assert reference_record is not None and candidate_record is not None
-        diff = measure_pair(self._pair(reference_record, candidate_record), self._policy.elementwise)
+        cut = with_places_of(Both(reference_record, candidate_record), self._first.pair.sides)
+        diff = measure_pair(self._pair(*cut), self._policy.elementwise)
         figures, judged = diff.figures, self._first.judgement
         if diff.problem is not None or figures is None:
             return replace(diff, passed=False)
@@ -256,7 +259,11 @@ class Relations:
 
     def _look_for(self, tensor: int, of_reference: bool) -> bool:
         graph, other_graph = self._graphs if of_reference else self._graphs.swapped()
-        for number in other_graph.by_size.get(graph.size(tensor), ()):
+        own, other = lengths_of(self._first.pair.sides).swapped(not of_reference)
+        size = graph.size(tensor)
+        # Tensors of attention have the sequences' places along two axes.
+        sizes = sorted({size * other**axes // own**axes for axes in range(3) if size % own**axes == 0})
+        for number in chain.from_iterable(other_graph.by_size.get(size, ()) for size in sizes):
             pair = (tensor, number) if of_reference else (number, tensor)
             if self.between(*pair) is Relation.AGREE:
                 return True
@@ -294,6 +301,7 @@ class Relations:
     def _related(self, first: Record | None, second: Record | None) -> Relation:
         if first is None or second is None or _kind(first) != _kind(second):
             return Relation.UNKNOWN
+        first, second = with_places_of(Both(first, second), self._first.pair.sides)
         if math.prod(first.shape) != math.prod(second.shape):
             # A call that takes a part of what the other side's takes has other sizes, and may agree.
             parts = any(record is not None and is_joined(record) for record in self._first.pair.sides)

@@ -851,10 +851,13 @@ def _arrays(diff: Diff) -> Both[np.ndarray] | None:
 
 
 def _values(diff: Diff) -> Both[np.ndarray] | None:
-    """Return the values of both sides in the reference's layout, in float64; `None` for sketches and empty tensors.
+    """Return the values of both sides in the reference's layout, in float64; `None` for sketches, empty tensors, and
+    tensors that one side lacks.
 
     The sketch of a small tensor holds its elements, up to signs that are those of the other side.
     """
+    if diff.pair.reference is None or diff.pair.candidate is None:
+        return None
     sides = operands(diff.pair)
     shape = diff.pair.anchor.shape
     if isinstance(sides, Sketches) and 0 < math.prod(shape) <= BUCKETS:

@@ -31,6 +31,7 @@ from padiff.compare.judge.limits import ROUNDING
 from padiff.compare.measure.operands import Sketches, operands
 from padiff.errors import PadiffError
 from padiff.frameworks.catalog import SPELLINGS
+from padiff.pair.joined_calls import cut_of
 from padiff.records import Both, Layout, Pair
 from padiff.records.compared import UNKNOWN_LINES
 from padiff.records.traces import TracedCall
@@ -321,6 +322,8 @@ def case_of(scene: DiffContext) -> Case | None:
     looks: Both[Look]
     if sides is not None:
         looks = Both(same, partial(_laid, pair.layout, sides.reference.shape))
+        cuts = pair.sides.map(cut_of)
+        looks = Both(*(look if cut is None else partial(_after, look, cut) for look, cut in zip(looks, cuts)))
     elif (last := _last_place(pair)) is not None:
         sides, looks = last
     else:
@@ -363,6 +366,10 @@ def _at_the_end(values: np.ndarray) -> np.ndarray:
 
 def same(values: np.ndarray) -> np.ndarray:
     return values
+
+
+def _after(look: Look, cut: Look, values: np.ndarray) -> np.ndarray:
+    return look(cut(values))
 
 
 def _laid(layout: Layout, shape: tuple[int, ...], values: np.ndarray) -> np.ndarray:

@@ -301,9 +301,10 @@ def _calls(scene: DiffContext) -> Iterator[Cause]:
     if called and all(rows.reference.get(p.reference.path) == rows.candidate.get(p.candidate.path) for p in called):
         return  # one side puts the samples of several calls into one
     starts = sides.map(lambda step: sum((c.layer, c.function) == (LOOP, "backward") for c in step.trace.calls))
-    if starts.reference == starts.candidate > 0:
+    missing = _missing_call(scene, sides, fewer, more)
+    if starts.reference == starts.candidate > 0 or any(missing.lines):
         if called:
-            yield _missing_call(scene, getattr(sides, fewer), fewer, more)
+            yield missing
         return
     text = (
         f"the {fewer}'s step has {min(counts)} micro-batch{'es' if min(counts) > 1 else ''}, the {more}'s "
@@ -329,23 +330,33 @@ def _called(scene: DiffContext, rows: Both[Counter[str]]) -> list[LayerPair]:
     ]
 
 
-def _missing_call(scene: DiffContext, step: Step, fewer: str, more: str) -> Cause:
-    """Return the cause that one side's loop calls a layer less often, though it runs as many backwards."""
+def _missing_call(scene: DiffContext, sides: Both[Step], fewer: str, more: str) -> Cause:
+    """Return the cause that one side's loop calls a layer less often; with lines if the other side's calls of the layer
+    stand in several lines, as those of micro-batches do not.
+    """
     ends = {d.pair.anchor.layer: d for d in scene.step if d.pair.stage == "input" and getattr(d.pair, fewer) is None}
+    step: Step = getattr(sides, fewer)
     called = {r.layer for r in step.records if r.stage == "input"}
     layers = [p for p in scene.alignment.pairs if p.reference.path in ends or p.candidate.path in ends]
     layers = [p for p in layers if getattr(p, fewer).path in called]
     text = f"the {fewer}'s loop calls the model less often than the {more}'s, in as many backwards"
-    if layers:
-        name, other = (getattr(layers[0], side).path for side in (fewer, more))
-        calls = len({r.call for r in step.records if r.stage == "input" and r.layer == name})
-        place = next(d for path, d in ends.items() if path in (name, other)).pair.anchor.call + 1
-        often = "once" if calls == 1 else f"{calls} times"
-        text = (
-            f"the {fewer}'s loop calls `{name}` {often}, and has no partner of call {place} of the {more}'s `{other}`: "
-            f"what the {more}'s loss makes of it is missing"
-        )
-    return Cause("missing_call", text)
+    if not layers:
+        return Cause("missing_call", text)
+    name, other = (getattr(layers[0], side).path for side in (fewer, more))
+    calls = len({r.call for r in step.records if r.stage == "input" and r.layer == name})
+    place = next(d for path, d in ends.items() if path in (name, other)).pair.anchor.call
+    often = "once" if calls == 1 else f"{calls} times"
+    text = (
+        f"the {fewer}'s loop calls `{name}` {often}, and has no partner of call {place + 1} of the {more}'s `{other}`: "
+        f"what the {more}'s loss makes of it is missing"
+    )
+    traced = sides.map(lambda side: [call for call in side.trace.calls if not call.function])
+    remaining = [call.line for call in getattr(traced, fewer) if call.layer == name]
+    longer = {call.call: call.line for call in getattr(traced, more) if call.layer == other}
+    if len({*longer.values()}) < 2:
+        return Cause("missing_call", text)
+    lines = Both(longer.get(place), next(iter(remaining), None)).swapped(more == SIDES.candidate)
+    return Cause("missing_call", text, lines=lines)
 
 
 def _ratios(scene: DiffContext, gradients: Gradients, what: str) -> Iterator[Hypothesis]:
