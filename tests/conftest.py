@@ -13,6 +13,11 @@ from collections.abc import Iterator
 import pytest
 from hard.children import WATCHES
 
+from padiff.system.guard import Strictness
+
+# An error in the search for a cause ends the test. A user sees it beside the verdict.
+Strictness.raises = True
+
 # While tests are collected: importing the frameworks makes a million objects and no garbage, which took half the time.
 gc.disable()
 

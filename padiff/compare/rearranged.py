@@ -386,6 +386,9 @@ def other_boundaries(
             [d for d in {id(d): d for d in wide + gross}.values() if _paths(d) not in known], steps
         )
     strangers = _of_other_inputs(forward, alignment, steps) if steps is not None else set()
+    if steps is not None and values:
+        known = {_paths(d) for d in [*earlier, *further]} | mapped
+        further += [d for d in wide if _has_other_shape(d) and _paths(d) not in known and _makes_the_same(d, steps)]
     return frozenset([*(_paths(d) for d in [*earlier, *further, *other_kinds]), *returned, *strangers])
 
 
@@ -586,8 +589,26 @@ def _meets_again(diff: Diff, steps: Both[Step]) -> bool:
             values = graph.values(k) if k != source and "float" in step.trace.tensors[k].dtype else None
             if values is not None:
                 (numbers if values.size == 1 else others).add(abs(float(values.mean())))
-    pairs = chain(product(*losses), product(losses.reference, means.candidate), product(means.reference, losses.candidate))
+    pairs = chain(
+        product(*losses), product(losses.reference, means.candidate), product(means.reference, losses.candidate)
+    )
     return any(first and math.isclose(first, second, rel_tol=_SAME_LOSS) for first, second in pairs)
+
+
+def _makes_the_same(diff: Diff, steps: Both[Step]) -> bool:
+    """Return True if both sides compute, from the two tensors and on the way to the loss, one tensor of features."""
+    made: Both[list[np.ndarray]] = Both([], [])
+    for record, step, tensors in zip(diff.pair.sides, steps, made):
+        graph = Graph(step.trace)
+        source = None if record is None else graph.tensor_of(record)
+        for k in [] if source is None else _derived(graph, source, True):
+            values = graph.values(k) if k != source and "float" in step.trace.tensors[k].dtype else None
+            if values is not None and values.size > 1 and np.isfinite(values).all() and np.ptp(values) > 0:
+                tensors.append(values.ravel())
+    return any(
+        first.size == second.size and np.allclose(first, second, rtol=0, atol=_SAME_LOSS * float(np.abs(first).max()))
+        for first, second in product(*made)
+    )
 
 
 def _derived(graph: Graph, source: int, anywhere: bool, layer: str | None = None) -> list[int]:

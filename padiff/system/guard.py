@@ -88,6 +88,28 @@ class Guard:
         self.tripped = False
 
 
+class Strictness:
+    """Whether an error in the search for a cause ends a comparison: in the project's own tests only.
+
+    Attributes:
+        raises: True to raise the error.
+    """
+
+    raises = False
+
+
+def failure_of(error: Exception) -> Failure:
+    """Return the description of an error in a search whose result a comparison can do without.
+
+    Raises:
+        Exception: the error, where `Strictness.raises` is set, or a signal handler of the user raised it.
+    """
+    reraise_from_signal_handler(error)
+    if Strictness.raises:
+        raise error
+    return Failure.from_error(error)
+
+
 def weakly(method: Callable[[Failure], None]) -> Callable[[Failure], None]:
     """Return a function that calls a method only while the method's object lives.
 

@@ -61,6 +61,7 @@ from padiff.records import (
 )
 from padiff.records.diagnostic import is_same
 from padiff.system.frames import Frame
+from padiff.system.guard import failure_of
 from padiff.system.terminal import first_few
 
 # The largest error of rows that count as equal, relative to the largest element.
@@ -473,7 +474,11 @@ def described(diff: Diff, step: Sequence[Diff], evidence: Evidence, compute: boo
     place = _place(diff, step, evidence)
     scene = scene_of(diff, step, evidence.alignment, evidence.runs)
     scene = replace(scene, declared=evidence.declared(pair.step), place=place)
-    cause = _cause(scene, step, place, evidence, compute)
+    try:
+        cause = _cause(scene, step, place, evidence, compute)
+    except Exception as error:
+        # The differences are measured and judged: they are shown, whatever the search for their cause makes of them.
+        cause = Cause("unknown", f"unknown; the search for it failed, please report this: {failure_of(error).text}")
     if cause is not None and is_same(*cause.lines):
         cause = replace(cause, lines=_edited_lines(evidence) or cause.lines)
     if pair.stage == "input" and not pair.derived and (cause is None or not any(cause.lines)):
@@ -704,12 +709,15 @@ def _calls(place: Place, evidence: Evidence) -> Both[TracedCall | None]:
     """Return the call that a diff comes from, of either side's code; `None` where none was recorded."""
     if place.calls is not None and place.calls.same is not None:
         return place.calls.same
+    only: Both[tuple[TracedCall, ...]] = Both((), ()) if place.calls is None else place.calls.only
+    alone = only.map(lambda calls: calls[0] if len(calls) == 1 else None)
     if evidence.steps is None:
-        return Both(None, None)
+        return alone
     try:
-        return evidence.steps.zip(place.diff.pair.sides).map(lambda side: _call_of(*side))
+        called = evidence.steps.zip(place.diff.pair.sides).map(lambda side: _call_of(*side))
     except RunFolderError:
-        return Both(None, None)  # the trace is damaged; the figures stay valid
+        return alone  # the trace is damaged; the figures stay valid
+    return alone.zip(called).map(lambda side: side[0] or side[1])
 
 
 def _call_of(step: Step, record: Record | None) -> TracedCall | None:

@@ -295,6 +295,8 @@ def _other_output(
                 return None
             flat = partner.value.reshape(-1, partner.shape[-1]) if reference.rows is not None else partner.value
             values = flat if reference.rows is None else flat[reference.rows]
+            if values.size != calls.reference.inputs[role].size:
+                return None
             inputs[role] = values.reshape(calls.reference.inputs[role].shape)
     proven = calls.candidate.gives(calls.reference.output, inputs=inputs)
     text = f"{calls.candidate.loss.function}() is given {', and '.join(texts)}"

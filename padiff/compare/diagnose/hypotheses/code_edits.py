@@ -135,7 +135,8 @@ class Case:
         ):
             followers |= {sheet.nodes[g].operation for g in given}  # the other side takes it in another shape
             given = tuple(above for g in given for above in sheet.nodes[g].given)
-        takers = (k for k, node in enumerate(other.nodes) if node.operation in followers and {*equal} & {*node.given})
+        takers = [k for k, node in enumerate(other.nodes) if {*equal} & {*node.given}]
+        takers = [k for k in takers if other.nodes[k].operation in followers] or takers
         lines = [line for line in (*map(other.line, takers), *map(other.maker, equal)) if line is not None]
         edited = sheet.line(edit.at)
         code = "" if edited is None else edited.code
