@@ -114,6 +114,16 @@ def _earlier_forms(judged: StepDiffs, forms: Mapping[Site, Form]) -> dict[int, R
     return rules
 
 
+def _inputs_in_other_forms(judged: StepDiffs) -> dict[int, Rule]:
+    """Return the rule of each input that holds the same in another form: its error is no distance at the start."""
+    places = (place for place in judged.sites.places["input"].tolist() if judged.rows["l2"][place] > 0)
+    return {
+        place: Rule.GIVEN_OTHERWISE
+        for place in places
+        if (judgement := judged[place].judgement) is not None and judgement.rule is Rule.GIVEN_OTHERWISE
+    }
+
+
 def forms_of(diffs: StepDiffs) -> list[int]:
     """Return the positions of the failed outputs of whole models, of what layers inside return beside their first
     output, and of their gradients.
@@ -581,7 +591,7 @@ class NoisePolicy(ByNoise):
 
     def judge(self, diffs: Sequence[Diff], before: Drift = NONE) -> StepDiffs:
         judged = self._judged(diffs, before)
-        rules = _earlier_forms(judged, before.forms)
+        rules = _earlier_forms(judged, before.forms) | _inputs_in_other_forms(judged)
         if not rules:
             return judged
         # A fault of this step shows elsewhere, and the difference of the forms excuses no other tensor.

@@ -432,6 +432,8 @@ def _operation(sheet: FormulaView, k: int, place: int) -> tuple[str, str, str, i
         return "mask_missing", "a mask", f"the mask is missing: what {where} hides is not hidden", 1
     if operation == "cast":
         return "precision", "another precision", f"{where}, which rounds to {node.how['dtype']}, is left out", 2
+    if operation == "neg":
+        return "sign", "a sign", f"the sign of {sheet.named(node.given[0])} is flipped ({where})", 2
     if operation in ("softmax", "log_softmax", "clamp", "roll", "flip", "sqrt", "square", "abs", "exp", "log"):
         return f"{operation}_missing", operation, f"{where} is left out", 2
     return None

@@ -321,6 +321,7 @@ def operation_edits(sheet: FormulaView) -> Iterator[Edit]:
     yield from other_operations(sheet)
     yield from exchanged(sheet)
     yield from rotary(sheet)
+    yield from exchanged_operations(sheet)
     for k in range(len(sheet.nodes)):
         if sheet.may_be_edited(k):
             yield from as_a_whole(sheet, k)
@@ -332,6 +333,22 @@ def other_operations(sheet: FormulaView) -> Iterator[Edit]:
         edits = _BY_OPERATION.get(node.operation)
         if edits is not None:
             yield from edits(sheet, k)
+
+
+_RESULTS = {"add": "a sum", "sub": "a difference", "mul": "a product", "div": "a quotient"}
+
+
+def exchanged_operations(sheet: FormulaView) -> Iterator[Edit]:
+    """Yield edits that put a sum, a difference, a product or a quotient of two tensors in the place of another one."""
+    for k, node in enumerate(sheet.nodes):
+        if node.operation in _RESULTS and len(node.given) == 2 and not any(map(sheet.is_number, node.given)):
+            for operation in _RESULTS.keys() - {node.operation}:
+                text = f"{_RESULTS[operation]} stands in the place of {sheet.where(k)}"
+                yield Edit("operation", "another operation", text, {k: _of_operands(operation, *node.given)}, 3, at=k)
+
+
+def _of_operands(operation: str, first: int, second: int) -> Change:
+    return lambda get, own: np.asarray(OPERATIONS[operation](get(first), get(second)))
 
 
 def of_all_turns(sheet: FormulaView) -> Iterator[Edit]:

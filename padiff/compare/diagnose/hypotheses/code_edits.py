@@ -20,7 +20,13 @@ import numpy as np
 from padiff.compare.diagnose.computing.divergence import Number, divergences, numbers, read_numbers, solved
 from padiff.compare.diagnose.computing.edit import CHOICE, SIDES_OF_EDITS, Edit, FormulaView, Target, dropped_terms
 from padiff.compare.diagnose.computing.formula import UnknownError
-from padiff.compare.diagnose.computing.operation_edits import of_all_turns, operation_edits, other_numbers, rotary
+from padiff.compare.diagnose.computing.operation_edits import (
+    exchanged_operations,
+    of_all_turns,
+    operation_edits,
+    other_numbers,
+    rotary,
+)
 from padiff.compare.diagnose.computing.writer import Writer
 from padiff.compare.diagnose.hypotheses.diff_context import DiffContext, whole_of
 from padiff.compare.diagnose.hypotheses.hypothesis import CLOSE, NEAR, Hypothesis, Prediction, explains, weigh
@@ -43,6 +49,8 @@ from padiff.system.frames import Frame
 _SECONDS = 1.2
 #: Largest relative error of a recomputed tensor; with a larger error the formula is not the code that ran.
 AGREES = 1e-3
+# Size of terms, relative to what they add up to, whose rounding counts.
+_CANCELLED = 100.0
 # Most operations between two places that belong together.
 _TOGETHER = 6
 # Most numbers of the candidate's code whose products are tried.
@@ -246,7 +254,7 @@ def hypotheses(scene: DiffContext) -> Iterator[Hypothesis]:
     infos = scene.runs.map(lambda run: run.info)
     written: list[FormulaView | None] = []
     # Integers are not rounded, and the formulas that make them are.
-    noise = (noise_level(scene) or ROUNDING["float32"]) * max(root(side) for side in case.sides)
+    sizes, shares = case.sides.map(root), [0.0]
     parts = zip(place.graphs, steps, infos, place.ends, place.computed, case.sides, case.looks)
     for graph, step, info, end, open_, side, look in parts:
         writer = Writer(graph, step, info)
@@ -260,9 +268,12 @@ def hypotheses(scene: DiffContext) -> Iterator[Hypothesis]:
         if off > AGREES * root(side) or sum(value.size for value in formula.values) > _MOST:
             written.append(None)
             continue
-        noise = max(noise, off)
+        shares.append(off / (root(side) or math.inf))
         written.append(FormulaView(writer, graph, case.looks.reference is not same))
-    case = replace(case, noise=max(noise, 1e-300), graphs=place.graphs, sheets=Both(*written))
+    # Terms of which the larger tensor is made may cancel in the smaller one.
+    level = max(noise_level(scene) or ROUNDING["float32"], *shares)
+    noises = sizes.map(lambda size: max(level * min(max(sizes), _CANCELLED * size), 1e-300))
+    case = replace(case, noise=noises.candidate, graphs=place.graphs, sheets=Both(*written))
     reference, candidate = written
     trials: list[Found] = []
     if reference is not None:
@@ -283,18 +294,23 @@ def hypotheses(scene: DiffContext) -> Iterator[Hypothesis]:
         trials = [_as_written(trial, candidate) for trial in trials]
         target = Target(case.sides.reference, candidate.shape(candidate.formula.end), case.looks.candidate)
         written_there = partial(read_numbers, other=place.graphs.reference, surplus=True)
-        trials += tried(case, candidate, (dropped_terms, rotary, written_there), target, True)
+        of_reference = replace(case, noise=noises.reference)
+        makers = [dropped_terms, rotary, written_there, exchanged_operations]
+        surplus = tried(of_reference, candidate, makers, target, True)
+        trials += [replace(trial, case=of_reference) for trial in surplus]
     yield from reported(case, trials)
 
 
 def _as_written(trial: Found, candidate: FormulaView) -> Found:
-    """Return an edit of a number as not telling if the candidate's code, which is known, has no such number."""
+    """Return an edit of a number, as telling only if the candidate's code, which is known, has the number."""
     edit, put = trial.edit, trial.number
     if put is None or len(edit.changes) != 1:
         return trial
     left_out = {"mul": 1.0, "div": 1.0, "add": 0.0, "sub": 0.0}.get(trial.sheet.nodes[edit.at].operation)
     leaves = (v for v, node in zip(candidate.formula.values, candidate.nodes) if not node.operation and v.size == 1)
     values = [float(np.ravel(v)[0]) for v in leaves]
+    if any(math.isclose(put, form, rel_tol=1e-5) for value in values for form in _forms(value)):
+        return replace(trial, edit=replace(edit, telling=True))
     values += [first * second for first, second in combinations(values[:_FEW_NUMBERS], 2)]
     forms = [form for value in values for form in _forms(value)]
     written = put == left_out or any(math.isclose(put, form, rel_tol=1e-3, abs_tol=1e-12) for form in forms)
@@ -518,20 +534,21 @@ def named(case: Case, found: Iterable[Found]) -> bool:
     found = [trial for trial in found if trial.edit.telling]
     by_code = any(trial.edit.kind == "code" and trial.off <= NEAR * case.noise for trial in found)
     near = NEAR if by_code else CLOSE
-    return any(trial.edit.kind != "code" and trial.off <= near * case.noise for trial in found)
+    return any(trial.edit.kind != "code" and trial.off <= near * (trial.case or case).noise for trial in found)
 
 
 def reported(case: Case, found: Sequence[Found]) -> Iterator[Hypothesis]:
     """Yield the simplest explaining edit, one at an unrelated place if it explains as well, then all other edits."""
     if named(case, found):
         found = [trial for trial in found if trial.edit.kind != "code"]
-    explaining = [trial for trial in found if trial.off <= NEAR * case.noise]
+    ratios = {id(trial): trial.off / (trial.case or case).noise for trial in found}
+    explaining = [trial for trial in found if ratios[id(trial)] <= NEAR]
     names = {trial.edit.name for trial in explaining}
     # A number that is solved for fits the rounding, too: edits without one are held against each other.
-    exact = [trial.off for trial in explaining if not trial.edit.free and trial.off <= case.noise]
-    least = min((trial.off for trial in explaining), default=0.0)
-    limits = {k: max(_NEARER * each, _ROUNDED * case.noise) for k, each in ((0, min(exact, default=least)), (1, least))}
-    explaining = [trial for trial in explaining if trial.off <= limits[min(trial.edit.free, 1)]]
+    exact = [ratios[id(trial)] for trial in explaining if not trial.edit.free and ratios[id(trial)] <= 1]
+    least = min((ratios[id(trial)] for trial in explaining), default=0.0)
+    limits = {k: max(_NEARER * each, _ROUNDED) for k, each in ((0, min(exact, default=least)), (1, least))}
+    explaining = [trial for trial in explaining if ratios[id(trial)] <= limits[min(trial.edit.free, 1)]]
     explaining.sort(key=lambda trial: (not trial.edit.telling, trial.edit.rank, trial.surplus, trial.edit.free))
     reported = explaining[:1]
     reported += [trial for trial in explaining[1:] if reported and _apart(trial, reported[0])][:1]
