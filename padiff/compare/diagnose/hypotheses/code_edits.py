@@ -309,7 +309,7 @@ def _as_written(trial: Found, candidate: FormulaView) -> Found:
     left_out = {"mul": 1.0, "div": 1.0, "add": 0.0, "sub": 0.0}.get(trial.sheet.nodes[edit.at].operation)
     leaves = (v for v, node in zip(candidate.formula.values, candidate.nodes) if not node.operation and v.size == 1)
     values = [float(np.ravel(v)[0]) for v in leaves]
-    if any(math.isclose(put, form, rel_tol=1e-5) for value in values for form in _forms(value)):
+    if any(math.isclose(put, form, rel_tol=1e-5) for value in values if value for form in (value, 1 / value)):
         return replace(trial, edit=replace(edit, telling=True))
     values += [first * second for first, second in combinations(values[:_FEW_NUMBERS], 2)]
     forms = [form for value in values for form in _forms(value)]
