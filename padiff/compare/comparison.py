@@ -42,6 +42,7 @@ from padiff.records import (
     Both,
     Coverage,
     Diff,
+    Difference,
     FirstDiff,
     Pair,
     Record,
@@ -203,6 +204,7 @@ class RunComparison:
         self._place: diagnose.Place | None = None
         #: Consequences of the first diff, and independent faults, once a first diff exists.
         self._around: diagnose.FollowupContext | None = None
+        self._evaluated: list[tuple[int, Difference]] = []
         #: The first compared step, if it has diffs.
         self._began: int | None = None
         self._before = Before()
@@ -283,6 +285,8 @@ class RunComparison:
             self._stacks = self._stacks.zip(first).map(lambda side: side[0] or stacks_of(side[1]))
             self._declared.add_step(self.runs.map(lambda run: run.info), first, self._plan.alignment, called)
             self._declared.hold_against(diffs)
+            if not self._evaluated and any(step.evaluations or not step.number for step in first):
+                self._evaluated = diagnose.calls_in_training_mode(first, self._plan.alignment)
             if self._policy.settings_count:
                 diffs = with_rates(diffs, partial(self._declared.rates_agree, first))
         first_rank = next((rank for rank in diffs if rank), None)
@@ -496,7 +500,10 @@ class RunComparison:
         if first is not None:
             first = with_caveat(first, coverage)
         differ = self._declared.in_steps(steps, self._asked.concerns)
-        differ += diagnose.evaluated_calls(first, self.runs, self.alignment) if first is not None else []
+        if self._evaluated:
+            differ += [each for each in self._evaluated if each[0] in steps]
+        elif first is not None:
+            differ += diagnose.evaluated_calls(first, self.runs, self.alignment)
         tensor = first
         if self._policy.settings_count if settings is None else settings:
             first = diagnose.settings_first(differ, first) if differ else first

@@ -636,7 +636,7 @@ def _is_made(record: Record | None, computed: Record | None, diff: Diff) -> bool
     """Return True if a tensor of a trace has the values of another one of the other side's."""
     if record is None or computed is None or math.prod(record.shape) != math.prod(computed.shape):
         return False
-    laid = record.shape == computed.shape and len(record.shape) == len(diff.pair.candidate.shape)
+    laid = record.shape == computed.shape and len(record.shape) == len(diff.pair.anchor.shape)
     layout = (diff.pair.layout or SAME) if laid else RESHAPED
     return _agrees(measure_pair(Pair(diff.pair.step, computed, record, layout)))
 

@@ -495,6 +495,58 @@ class _First(DerivedSource):
         return values
 
 
+def without_evaluations(steps: Both[Step]) -> tuple[Both[Step], Both[list[Record]], dict[int, Record]]:
+    """Leave out calls without gradients that the other loop makes in evaluation mode, in which none are recorded.
+
+    A loop that does not switch its model to evaluation mode is compared all the same: its mode is a difference of its
+    own, and changes the values only if layers draw or keep statistics.
+
+    Returns:
+        The steps, the records left out, and the original of each record whose call has another number now, by id.
+    """
+    left_out: Both[list[Record]] = Both([], [])
+    originals: dict[int, Record] = {}
+    for swapped in (False, True):
+        own, other = steps.swapped(swapped)
+        learned = {(r.layer, r.call) for r in own.records if r.stage == "backward" and r.layer != LOOP}
+        calls: dict[str, set[int]] = defaultdict(set)
+        for record in own.records:
+            if record.stage in ("input", "forward") and record.layer != LOOP:
+                calls[record.layer].add(record.call)
+        idle = {
+            layer: {call for call in numbers if (layer, call) not in learned}
+            for layer, numbers in calls.items()
+            if any((layer, call) in learned for call in numbers)
+        }
+        called = {r.layer for r in own.records if r.stage == "input"}
+        evaluated = sum(e.calls for e in other.evaluations) - sum(e.calls for e in own.evaluations)
+        if not own.number and not evaluated:  # a recording begins with the first call in training mode
+            numbers = steps.swapped(swapped).map(_calls_by_loop)
+            evaluated = numbers.reference - numbers.candidate
+        if evaluated <= 0 or sum(len(idle.get(layer, ())) for layer in called) != evaluated:
+            continue
+        given = [r for r in own.records if r.stage == "input" and r.call in idle.get(r.layer, ())]
+        if any(inputs_agree(r, partner) for r in given for partner in other.records if partner.stage == "input"):
+            continue  # calls of this batch: one loop computes again what the other one keeps
+        kept: list[Record] = []
+        for record in own.records:
+            idle_calls = idle.get(record.layer, ()) if record.stage not in PARAMETER_STAGES else ()
+            if record.call in idle_calls:
+                left_out.swapped(swapped).reference.append(record)
+                continue
+            before = sum(call < record.call for call in idle_calls)
+            kept.append(replace(record, call=record.call - before) if before else record)
+            if before:
+                originals[id(kept[-1])] = record
+        steps = Both(replace(own, records=kept), other).swapped(swapped)
+    return steps, left_out, originals
+
+
+def _calls_by_loop(step: Step) -> int:
+    """Return the number of calls that a step's loop makes."""
+    return len({(r.layer, r.call) for r in step.records if r.stage == "input" and r.layer != LOOP})
+
+
 def with_equal_lengths(steps: Both[Step], pairs: Sequence[tuple[str, str]]) -> tuple[Both[Step], Both[list[Record]]]:
     """Cut the tensors of one loop to the places of the other, if its model is given longer sequences that begin alike.
 

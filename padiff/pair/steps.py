@@ -23,6 +23,7 @@ from padiff.pair.joined_calls import (
     layout_between,
     square_layout,
     with_equal_lengths,
+    without_evaluations,
 )
 from padiff.pair.parameters import Index, RecordPair, Sum, alone, pair_parameters, pair_split_outputs
 from padiff.records import (
@@ -212,13 +213,14 @@ def pair_steps(reference: Step, candidate: Step, alignment: Alignment) -> list[P
     that brings it into the reference's layout.
     """
     paths = [(pair.reference.path, pair.candidate.path) for pair in alignment.pairs]
-    equal, uncut = with_equal_lengths(Both(reference, candidate), paths)
+    training, idle, numbered = without_evaluations(Both(reference, candidate))
+    equal, uncut = with_equal_lengths(training, paths)
     calls = _with_joined_calls(equal, alignment)
     steps = calls.steps
     renumbered, originals = _order_of(steps, alignment).renumbered(steps.candidate.records)
     indexes = Both(_index(steps.reference.records), _index(renumbered))
     repeated, asked = _take_repeats(indexes, alignment)
-    repeats = {id(record) for side in (*repeated, *uncut) for record in side}
+    repeats = {id(record) for side in (*repeated, *uncut, *idle) for record in side}
     originals = {**originals, **{new: originals.get(id(record), record) for new, record in asked.items()}}
     apart = _apart(alignment)
     alike = tuple(
@@ -241,12 +243,13 @@ def pair_steps(reference: Step, candidate: Step, alignment: Alignment) -> list[P
                 originals.update((id(numbered), record) for numbered, record in zip(*side))
         pairs += _match(of_loop)
     pairs += _pair_inputs(indexes)
-    pairs += alone(repeated) + alone(calls.rest) + alone(uncut)
+    pairs += alone(repeated) + alone(calls.rest) + alone(uncut) + alone(idle)
     pairs += alone(indexes.map(lambda index: chain.from_iterable(index.values())))
     buffers, pairs_made = _buffers(alignment), []
     scales = steps.map(lambda step: step.loss_scale)
     for pair in _with_layouts(pairs):
         a, b = Both(pair.reference, pair.candidate).map(lambda r: r if r is None else originals.get(id(r), r))
+        a, b = Both(a, b).map(lambda r: r if r is None else numbered.get(id(r), r))
         sides = zip(pair, buffers, apart) if a is None or b is None else ()
         optional = any(
             r is not None

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from padiff.compare.diagnose.hypotheses.diff_context import DiffContext
     from padiff.compare.diagnose.place import Evidence, Place
     from padiff.compare.diagnose.settings import before_the_first, settings_first, shows
-    from padiff.compare.diagnose.shifted import evaluated_calls
+    from padiff.compare.diagnose.shifted import calls_in_training_mode, evaluated_calls
 else:
     # Imported on first access: these modules are a third of a comparison's imports, and runs that match need none of
     # them.
@@ -26,6 +26,7 @@ else:
             "Place": "padiff.compare.diagnose.place",
             "before_the_first": "padiff.compare.diagnose.settings",
             "cause_found_later": "padiff.compare.diagnose.explained_later",
+            "calls_in_training_mode": "padiff.compare.diagnose.shifted",
             "evaluated_calls": "padiff.compare.diagnose.shifted",
             "described": "padiff.compare.diagnose.first",
             "scene_of": "padiff.compare.diagnose.first",
@@ -41,6 +42,7 @@ __all__ = [
     "Evidence",
     "Place",
     "before_the_first",
+    "calls_in_training_mode",
     "cause_found_later",
     "described",
     "evaluated_calls",

@@ -16,6 +16,7 @@ from padiff.compare.judge.limits import COARSENESS, allowed, coarse
 from padiff.compare.judge.missing_records import whole_stage_missing
 from padiff.compare.measure.pairs import measure_pair
 from padiff.errors import PadiffError
+from padiff.pair.joined_calls import without_evaluations
 from padiff.pair.tokens import TokenAlignment
 from padiff.records import (
     SAME,
@@ -218,16 +219,32 @@ def evaluated_calls(first: FirstDiff, runs: Both[Run], alignment: Alignment) -> 
     evaluated = sum(calls.calls for calls in getattr(steps, evaluating).evaluations)
     if not missing or evaluated < len(missing):
         return []
+    calls = ", ".join(str(k + 1) for k in missing)
+    note = f"the {evaluating} makes call {calls} of the step in evaluation mode, the {training} in training mode"
+    return _of_modes(first.step, evaluating, note, alignment)
+
+
+def calls_in_training_mode(steps: Both[Step], alignment: Alignment) -> list[tuple[int, Difference]]:
+    """Return the difference of modes of a step in which one loop evaluates in training mode; empty if neither does."""
+    left_out = without_evaluations(steps)[1]
+    if not any(left_out):
+        return []
+    evaluating, training = SIDES.swapped() if left_out.reference else SIDES
+    records: list[Record] = getattr(left_out, training)
+    calls = len({(record.layer, record.call) for record in records if record.stage == "input"})
+    note = f"the {training} makes {calls} calls without gradients in training mode, the {evaluating} in evaluation mode"
+    return _of_modes(steps.reference.number, evaluating, note, alignment)
+
+
+def _of_modes(step: int, evaluating: str, note: str, alignment: Alignment) -> list[tuple[int, Difference]]:
     layers = next((pair for pair in alignment.pairs if any(has_modes(layer) for layer in pair)), None)
     if layers is None:
         return []
     values = Both("eval", "train") if evaluating == "reference" else Both("train", "eval")
-    calls = ", ".join(str(k + 1) for k in missing)
-    note = f"the {evaluating} makes call {calls} of the step in evaluation mode, the {training} in training mode"
     about = " against ".join(f"{layer.path} ({layer.type})" for layer in layers)
     paths = layers.map(lambda layer: (layer.path,))
     fix = f"model.{values.reference}()"
-    return [(first.step, Difference("mode", values, "forward", "mode", about, fix=fix, layers=paths, note=note))]
+    return [(step, Difference("mode", values, "forward", "mode", about, fix=fix, layers=paths, note=note))]
 
 
 def evaluation_cause(diff: Diff, step: Sequence[Diff], runs: Both[Run]) -> Cause | None:
