@@ -425,7 +425,7 @@ def _returned_otherwise(forward: Sequence[Diff], diffs: StepDiffs, steps: Both[S
         return returned | {
             paths
             for paths, diffs_of_model in apart.items()
-            if all(_goes_on(d, steps) for d in diffs_of_model) or any(_meets_again(d, steps) for d in diffs_of_model)
+            if all(_goes_on(d, steps) for d in diffs_of_model) or _all_meet_again(diffs_of_model, steps)
         }
     except (RunFolderError, SketchOnlyError):
         return set()  # a trace is damaged, or the values can no longer be read; the figures stay valid
@@ -573,6 +573,15 @@ def _goes_on(diff: Diff, steps: Both[Step], anywhere: bool = False) -> bool:
         ):
             return True
     return False
+
+
+def _all_meet_again(diffs: Sequence[Diff], steps: Both[Step]) -> bool:
+    """Return True if both loops compute the same loss from each output of a model that differs, in one of its calls."""
+    by_slot: dict[str, list[Diff]] = {}
+    for diff in diffs:
+        if _boundary_error(diff) >= _VISIBLE:
+            by_slot.setdefault(diff.pair.anchor.slot, []).append(diff)
+    return all(any(_meets_again(diff, steps) for diff in calls) for calls in by_slot.values())
 
 
 def _meets_again(diff: Diff, steps: Both[Step]) -> bool:

@@ -219,9 +219,7 @@ def evaluated_calls(first: FirstDiff, runs: Both[Run], alignment: Alignment) -> 
     evaluated = sum(calls.calls for calls in getattr(steps, evaluating).evaluations)
     if not missing or evaluated < len(missing):
         return []
-    calls = ", ".join(str(k + 1) for k in missing)
-    note = f"the {evaluating} makes call {calls} of the step in evaluation mode, the {training} in training mode"
-    return _of_modes(first.step, evaluating, note, alignment)
+    return _of_modes(first.step, Both(evaluating, training), missing, alignment)
 
 
 def calls_in_training_mode(steps: Both[Step], alignment: Alignment) -> list[tuple[int, Difference]]:
@@ -231,16 +229,27 @@ def calls_in_training_mode(steps: Both[Step], alignment: Alignment) -> list[tupl
         return []
     evaluating, training = SIDES.swapped() if left_out.reference else SIDES
     records: list[Record] = getattr(left_out, training)
-    calls = len({(record.layer, record.call) for record in records if record.stage == "input"})
-    note = f"the {training} makes {calls} calls without gradients in training mode, the {evaluating} in evaluation mode"
-    return _of_modes(steps.reference.number, evaluating, note, alignment)
+    calls = sorted({record.call for record in records if record.stage == "input"})
+    return _of_modes(steps.reference.number, Both(evaluating, training), calls, alignment)
 
 
-def _of_modes(step: int, evaluating: str, note: str, alignment: Alignment) -> list[tuple[int, Difference]]:
+def _of_modes(
+    step: int, sides: Both[str], numbers: Sequence[int], alignment: Alignment
+) -> list[tuple[int, Difference]]:
+    """Return the difference of a step's calls of which one side makes some in evaluation mode, the other in training
+    mode.
+
+    Args:
+        sides: the side that evaluates, and the side that trains.
+        numbers: numbers of the calls.
+    """
+    calls = ", ".join(str(k + 1) for k in numbers)
+    note = f"the {sides.reference} makes call {calls} of the step in evaluation mode, the {sides.candidate} in training"
+    note += " mode"
     layers = next((pair for pair in alignment.pairs if any(has_modes(layer) for layer in pair)), None)
     if layers is None:
         return []
-    values = Both("eval", "train") if evaluating == "reference" else Both("train", "eval")
+    values = Both("eval", "train").swapped(sides.reference == "candidate")
     about = " against ".join(f"{layer.path} ({layer.type})" for layer in layers)
     paths = layers.map(lambda layer: (layer.path,))
     fix = f"model.{values.reference}()"
