@@ -42,7 +42,6 @@ from padiff.records import (
     Both,
     Coverage,
     Diff,
-    Difference,
     FirstDiff,
     Pair,
     Record,
@@ -204,7 +203,6 @@ class RunComparison:
         self._place: diagnose.Place | None = None
         #: Consequences of the first diff, and independent faults, once a first diff exists.
         self._around: diagnose.FollowupContext | None = None
-        self._evaluated: list[tuple[int, Difference]] = []
         #: The first compared step, if it has diffs.
         self._began: int | None = None
         self._before = Before()
@@ -285,8 +283,9 @@ class RunComparison:
             self._stacks = self._stacks.zip(first).map(lambda side: side[0] or stacks_of(side[1]))
             self._declared.add_step(self.runs.map(lambda run: run.info), first, self._plan.alignment, called)
             self._declared.hold_against(diffs)
-            if not self._evaluated and any(step.evaluations or not step.number for step in first):
-                self._evaluated = diagnose.calls_in_training_mode(first, self._plan.alignment)
+            if any(step.evaluations or not step.number for step in first):
+                for number, difference in diagnose.calls_in_training_mode(first, self._plan.alignment):
+                    self._declared.add_lasting(number, difference)
             if self._policy.settings_count:
                 diffs = with_rates(diffs, partial(self._declared.rates_agree, first))
         first_rank = next((rank for rank in diffs if rank), None)
@@ -500,9 +499,7 @@ class RunComparison:
         if first is not None:
             first = with_caveat(first, coverage)
         differ = self._declared.in_steps(steps, self._asked.concerns)
-        if self._evaluated:
-            differ += [each for each in self._evaluated if each[0] in steps]
-        elif first is not None:
+        if first is not None and not any(difference.kind == "mode" for _, difference in differ):
             differ += diagnose.evaluated_calls(first, self.runs, self.alignment)
         tensor = first
         if self._policy.settings_count if settings is None else settings:

@@ -502,6 +502,8 @@ class Declared:
         self._of_step: dict[int, tuple[Difference, ...]] = {}
         self._made_up: dict[Any, int] = {}
         self._rates: dict[int, float] = {}
+        #: A difference that lasts from a step on, with that step.
+        self._lasts: tuple[int, Difference] | None = None
         #: True for each side that made calls in evaluation mode in the step before.
         self._evaluated = Both(False, False)
 
@@ -513,7 +515,13 @@ class Declared:
     def at(self, step: int) -> tuple[Difference, ...]:
         """Return the differences in a compared step."""
         differences = self._of_step.get(step, ())
+        if self._lasts is not None and step >= self._lasts[0]:
+            differences = (*differences, self._lasts[1])
         return without_manual_weight_decay(differences, self._made_up) if self._made_up else differences
+
+    def add_lasting(self, step: int, difference: Difference) -> None:
+        """Add a difference that calls of a step show: what they change lasts. The first one counts."""
+        self._lasts = self._lasts or (step, difference)
 
     def in_steps(self, steps: Iterable[int], concerns: Callable[[Difference], bool]) -> list[tuple[int, Difference]]:
         """Return the differences in these steps that pass the filter, each with the first step that shows it."""
