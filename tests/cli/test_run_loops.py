@@ -474,6 +474,7 @@ KINDS = {
     "actor": (ACTOR, ["actor", "critic"], 4),
     "teacher": (TEACHER, ["student", "teacher"], 4),
     "distilled": (DISTILLED, ["student", "teacher"], 4),
+    "teacher in training mode": (DISTILLED.replace("teacher.eval()", "teacher.train()"), ["student", "teacher"], 4),
     "siamese": (SIAMESE, ["0", "1", "2"], 4),
     "reinforce": (REINFORCE, [], 4),
     "vae": (VAE, ["a", "mu", "logvar", "b"], 4),
