@@ -606,8 +606,8 @@ def _meets_again(diff: Diff, steps: Both[Step]) -> bool:
 
 def _makes_the_same(diff: Diff, steps: Both[Step]) -> bool:
     """Return True if both sides compute, from the two tensors and on the way to the loss, one tensor of features."""
-    made: Both[list[np.ndarray]] = Both([], [])
-    for record, step, tensors in zip(diff.pair.sides, steps, made):
+    features: Both[list[np.ndarray]] = Both([], [])
+    for record, step, tensors in zip(diff.pair.sides, steps, features):
         graph = Graph(step.trace)
         source = None if record is None else graph.tensor_of(record)
         for k in [] if source is None else _derived(graph, source, True):
@@ -616,7 +616,7 @@ def _makes_the_same(diff: Diff, steps: Both[Step]) -> bool:
                 tensors.append(values.ravel())
     return any(
         first.size == second.size and np.allclose(first, second, rtol=0, atol=_SAME_LOSS * float(np.abs(first).max()))
-        for first, second in product(*made)
+        for first, second in product(*features)
     )
 
 

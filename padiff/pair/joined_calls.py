@@ -483,9 +483,9 @@ class _First(DerivedSource):
     axes: Shape
 
     def read(self) -> np.ndarray:
-        return self.of(self.whole.read())
+        return self.cut(self.whole.read())
 
-    def of(self, values: np.ndarray) -> np.ndarray:
+    def cut(self, values: np.ndarray) -> np.ndarray:
         """Return the first places of the sequences of a tensor of the source's shape."""
         length, count = self.lengths
         for axis in self.axes:
@@ -507,10 +507,10 @@ def without_evaluations(steps: Both[Step]) -> tuple[Both[Step], Both[list[Record
     left_out: Both[list[Record]] = Both([], [])
     originals: dict[int, Record] = {}
     for swapped in (False, True):
-        own, other = steps.swapped(swapped)
-        learned = {(r.layer, r.call) for r in own.records if r.stage == "backward" and r.layer != LOOP}
+        step, partner_step = steps.swapped(swapped)
+        learned = {(r.layer, r.call) for r in step.records if r.stage == "backward" and r.layer != LOOP}
         calls: dict[str, set[int]] = defaultdict(set)
-        for record in own.records:
+        for record in step.records:
             if record.stage in ("input", "forward") and record.layer != LOOP:
                 calls[record.layer].add(record.call)
         idle = {
@@ -518,27 +518,32 @@ def without_evaluations(steps: Both[Step]) -> tuple[Both[Step], Both[list[Record
             for layer, numbers in calls.items()
             if any((layer, call) in learned for call in numbers)
         }
-        called = {r.layer for r in own.records if r.stage == "input"}
-        evaluated = sum(e.calls for e in other.evaluations) - sum(e.calls for e in own.evaluations)
-        if not own.number and not evaluated:  # a recording begins with the first call in training mode
+        called = {r.layer for r in step.records if r.stage == "input"}
+        evaluated = sum(e.calls for e in partner_step.evaluations) - sum(e.calls for e in step.evaluations)
+        if not step.number and not evaluated:  # a recording begins with the first call in training mode
             numbers = steps.swapped(swapped).map(_calls_by_loop)
             evaluated = numbers.reference - numbers.candidate
         if evaluated <= 0 or sum(len(idle.get(layer, ())) for layer in called) != evaluated:
             continue
-        given = [r for r in own.records if r.stage == "input" and r.call in idle.get(r.layer, ())]
-        if any(inputs_agree(r, partner) for r in given for partner in other.records if partner.stage == "input"):
+        left_inputs = [r for r in step.records if r.stage == "input" and r.call in idle.get(r.layer, ())]
+        if any(
+            inputs_agree(r, partner)
+            for r in left_inputs
+            for partner in partner_step.records
+            if partner.stage == "input"
+        ):
             continue  # calls of this batch: one loop computes again what the other one keeps
-        kept: list[Record] = []
-        for record in own.records:
+        remaining: list[Record] = []
+        for record in step.records:
             idle_calls = idle.get(record.layer, ()) if record.stage not in PARAMETER_STAGES else ()
             if record.call in idle_calls:
                 left_out.swapped(swapped).reference.append(record)
                 continue
             before = sum(call < record.call for call in idle_calls)
-            kept.append(replace(record, call=record.call - before) if before else record)
+            remaining.append(replace(record, call=record.call - before) if before else record)
             if before:
-                originals[id(kept[-1])] = record
-        steps = Both(replace(own, records=kept), other).swapped(swapped)
+                originals[id(remaining[-1])] = record
+        steps = Both(replace(step, records=remaining), partner_step).swapped(swapped)
     return steps, left_out, originals
 
 
@@ -605,7 +610,7 @@ def _begin(record: Record, lengths: tuple[int, int], axes: Shape) -> Record:
 
 def cut_of(record: Record | None) -> Callable[[np.ndarray], np.ndarray] | None:
     """Return the function that cuts a tensor of a record's whole sequences; `None` if the record was not cut."""
-    return record.source.of if record is not None and isinstance(record.source, _First) else None
+    return record.source.cut if record is not None and isinstance(record.source, _First) else None
 
 
 def lengths_of(like: Both[Record | None]) -> Both[int]:

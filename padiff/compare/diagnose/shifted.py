@@ -224,7 +224,10 @@ def evaluated_calls(first: FirstDiff, runs: Both[Run], alignment: Alignment) -> 
 
 def calls_in_training_mode(steps: Both[Step], alignment: Alignment) -> list[tuple[int, Difference]]:
     """Return the difference of modes of a step in which one loop evaluates in training mode; empty if neither does."""
-    left_out = without_evaluations(steps)[1]
+    try:
+        left_out = without_evaluations(steps)[1]
+    except PadiffError:
+        return []  # the values can no longer be read
     if not any(left_out):
         return []
     evaluating, training = SIDES.swapped() if left_out.reference else SIDES
@@ -244,12 +247,12 @@ def _of_modes(
         numbers: numbers of the calls.
     """
     calls = ", ".join(str(k + 1) for k in numbers)
-    note = f"the {sides.reference} makes call {calls} of the step in evaluation mode, the {sides.candidate} in training"
-    note += " mode"
+    evaluating, training = sides
+    note = f"the {evaluating} makes call {calls} of the step in evaluation mode, the {training} in training mode"
     layers = next((pair for pair in alignment.pairs if any(has_modes(layer) for layer in pair)), None)
     if layers is None:
         return []
-    values = Both("eval", "train").swapped(sides.reference == "candidate")
+    values = Both("eval", "train").swapped(evaluating == "candidate")
     about = " against ".join(f"{layer.path} ({layer.type})" for layer in layers)
     paths = layers.map(lambda layer: (layer.path,))
     fix = f"model.{values.reference}()"

@@ -259,10 +259,10 @@ class Relations:
 
     def _look_for(self, tensor: int, of_reference: bool) -> bool:
         graph, other_graph = self._graphs if of_reference else self._graphs.swapped()
-        own, other = lengths_of(self._first.pair.sides).swapped(not of_reference)
+        length, partner_length = lengths_of(self._first.pair.sides).swapped(not of_reference)
         size = graph.size(tensor)
         # Tensors of attention have the sequences' places along two axes.
-        sizes = sorted({size * other**axes // own**axes for axes in range(3) if size % own**axes == 0})
+        sizes = sorted({size * partner_length**k // length**k for k in range(3) if size % length**k == 0})
         for number in chain.from_iterable(other_graph.by_size.get(size, ()) for size in sizes):
             pair = (tensor, number) if of_reference else (number, tensor)
             if self.between(*pair) is Relation.AGREE:

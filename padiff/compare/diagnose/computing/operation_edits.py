@@ -343,7 +343,8 @@ def exchanged_operations(sheet: FormulaView) -> Iterator[Edit]:
     for k, node in enumerate(sheet.nodes):
         if node.operation in _RESULTS and len(node.given) == 2 and not any(map(sheet.is_number, node.given)):
             for operation in _RESULTS.keys() - {node.operation}:
-                text = f"{_RESULTS[operation]} stands in the place of {sheet.where(k)}"
+                result, where = _RESULTS[operation], sheet.where(k)
+                text = f"{result} stands in the place of {where}"
                 yield Edit("operation", "another operation", text, {k: _of_operands(operation, *node.given)}, 3, at=k)
 
 
