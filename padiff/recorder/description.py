@@ -362,6 +362,10 @@ class DeclaredSettings:
         self._host |= {name: value for name, value in plain.items() if value is not None}
         self._known = None
 
+    def release(self) -> None:
+        """Drop the optimizers, after the last step."""
+        self._optimizers, self._stepped, self._stamps = (), [], {}
+
     def read(self) -> dict[str, Any]:
         """Return the settings that are known before anything runs."""
         for optimizer in self._optimizers:

@@ -97,6 +97,12 @@ class Layers:
         self.changes = _changes(previous, self.nodes)
         return True
 
+    def release(self) -> None:
+        """Drop the model and its layers, after the last step."""
+        self._model, self.nodes, self.chosen = None, (), frozenset()
+        self._white = self._black = self._map = []
+        self._watch = self._watched()
+
     def _watched(self) -> Watch:
         return self.framework.layers.watch([node.layer for node in self.nodes])
 

@@ -144,16 +144,16 @@ class Levels(dict[tuple[str, str], str]):
     ) -> None:
         super().__init__()
         self._detail, self._full, self._sketch, self._auto = detail, full, sketch, auto
-        self._filled: Sequence[Node] | None = None
+        self._filled: list[str] = []
 
     def fill(self, nodes: Sequence[Node]) -> None:
         """Compute all levels of these layers.
 
         Paddle's ``to_static`` compiles the hooks' code, and can't compile `__missing__`.
         """
-        if self._filled is not nodes:
-            self._filled = nodes
-            paths = [*(node.path for node in nodes), LOOP]
+        paths = [*(node.path for node in nodes), LOOP]
+        if self._filled != paths:
+            self._filled = paths
             alike = not self._detail.rules and not isinstance(self._full, frozenset)
             for stage in STAGES:
                 if alike:  # no level depends on the layer

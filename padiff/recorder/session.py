@@ -73,6 +73,7 @@ class Recorder(CurrentStep):
         model, white_list, black_list, layer_map = unwrapped(model, scope.white_list, scope.black_list, scope.layer_map)
         self._framework = framework_of(model)
         self._model = self._framework.layers.unwrap(model)
+        self._type = type(self._model)
         self._scheduled = scope.every_n_steps is not None
         self._schedule = Schedule.from_argument(1 if scope.every_n_steps is None else scope.every_n_steps)
         detail = Detail.from_arguments(scope.detail, scope.full_every_n_steps)
@@ -247,6 +248,8 @@ class Recorder(CurrentStep):
         """
         if self._output.sink is not None:
             raise UsageError("this recorder is open already; a recorder records one model once")
+        if self._model is None:
+            raise UsageError("this recorder is closed; a recorder records one model once: make another one")
         if claimed(self._model):
             raise UsageError(
                 "another recorder is recording this model: leave its `with` (or close it) first. "
@@ -500,6 +503,15 @@ class Recorder(CurrentStep):
                 raise
         finally:
             self._owned.clear()
+        if self._output.sink is None and not self.forked:
+            self._release()
+
+    def _release(self) -> None:
+        """Let go of the model and the optimizers: a script that deletes them may keep the recorder."""
+        if self._model is not None:
+            self._model, self._optimizers, self.prelude = None, [], None
+            self._layers.release()
+            self._settings.release()
 
     @guarded()
     @aside
@@ -518,7 +530,7 @@ class Recorder(CurrentStep):
         due = f"every {self._schedule.every} steps" if self._schedule.steps is None else "at chosen steps"
         state = "recording" if self._output.sink is not None else "closed"
         return (
-            f"{state} {type(self._model).__name__} ({self._framework.name}) {place}, {due}: step {self.step} is under "
+            f"{state} {self._type.__name__} ({self._framework.name}) {place}, {due}: step {self.step} is under "
             f"way, {len(self._output)} recorded"
         )
 

@@ -320,6 +320,16 @@ class StepDiffs(LazySequence[Diff]):
         """Return a mask of the diffs that were compared, as defined by `Diff.compared`."""
         return np.asarray(self.sites.complete & (self.measured | ~self.rows["passed"]))
 
+    def failing(self, stages: Sequence[str], complete: bool = True) -> Iterator[Diff]:
+        """Yield the failed diffs of some stages, in causal order; no other diff is made.
+
+        Args:
+            complete: True for pairs that have both sides, False for those that lack one.
+        """
+        failed = ~self.rows["passed"] & (self.sites.complete == complete)
+        places = sorted(place for stage in stages for place in self.sites.places[stage].tolist())
+        return (self[place] for place in places if failed[place])
+
     def known_places(self, stage: str) -> np.ndarray:
         """Return the positions of a stage's diffs that have both sides and figures."""
         places = self.sites.places[stage]

@@ -1010,16 +1010,22 @@ def _configs(sources: Iterable[Source]) -> Iterator[Source]:
     """Yield the files of configs that the sources or the command line name, relative to the working directory or to
     the source.
     """
-    names = [(os.getcwd(), word.rpartition("=")[2]) for word in sys.argv[1:]]
+    here = os.getcwd()
+    names = [(here, word.rpartition("=")[2]) for word in sys.argv[1:]]
     for source in sources:
-        # `os.path.join(root, "config", "base.yaml")` names a file in a folder.
-        texts = [text for line in source.lines for text in (*_NAMED.findall(line), "/".join(_QUOTED.findall(line)))]
-        names += [(folder, text) for text in texts for folder in (os.getcwd(), os.path.dirname(source.file))]
+        names += [(folder, text) for text in _named_configs(source) for folder in (here, os.path.dirname(source.file))]
     paths = dict.fromkeys(os.path.abspath(os.path.join(*each)) for each in names if _CONFIG.fullmatch(each[1]))
     for path in list(paths)[:_MOST_FILES]:
         source_of_config = _read(path)
         if source_of_config is not None:
             yield source_of_config
+
+
+@lru_cache(maxsize=_MOST_FILES)
+def _named_configs(source: Source) -> tuple[str, ...]:
+    """Return the names of configs in a file; `os.path.join(root, "config", "base.yaml")` names a file in a folder."""
+    texts = (text for line in source.lines for text in (*_NAMED.findall(line), "/".join(_QUOTED.findall(line))))
+    return tuple(text for text in texts if _CONFIG.fullmatch(text))
 
 
 def _read(file: str) -> Source | None:

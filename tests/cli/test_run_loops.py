@@ -612,16 +612,22 @@ def test_a_loop_of_each_kind_is_recorded_from_its_first_step(framework, kind):
         assert len({site.partition("#")[0] for site in updated if "learning_rate" not in site}) == len(trained)
 
 
+# Of an earlier fold nothing is alive.
 FOLDS = """
+import gc, weakref
+made = []
 for fold in range(3):
     net = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
     optimizer = sgd(net.parameters())
+    made += map(weakref.ref, (net, net[0].weight, optimizer))
     for i in range(2 + fold):
         loss = net(randn(5, 3)).square().mean()
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
         show(loss)
+    gc.collect()
+    print(sum(each() is not None for each in made))
 """
 # Both are made before the first loop.
 LOOPS = (

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 import torch
+from hard.children import run_script
 from torch import nn
 from torch.nn import functional as f
 
@@ -205,7 +203,7 @@ def test_clipping_after_the_step_is_said_with_its_line(tmp_path):
     for name, lines in (("before", (CLIP, STEP)), ("after", (STEP, CLIP))):
         script = tmp_path / f"{name}.py"
         script.write_text(LOOP.format(*lines))
-        subprocess.run([sys.executable, str(script)], check=True, capture_output=True)
+        assert run_script(tmp_path, script).returncode == 0
         runs.append(f"{script}.run")
     found = compare_runs(*runs).first_diff.cause
     assert found.kind == "clip_missing" and found.proven, found

@@ -16,6 +16,7 @@ from kit.frameworks import hook_count
 from kit.nets import batch, mlp, one_step
 
 import padiff
+from padiff.errors import UsageError
 
 
 @pytest.fixture(autouse=True)
@@ -126,15 +127,23 @@ def test_a_backward_after_the_end_of_its_step_is_harmless(kit):
     assert [r for r in rec.run.steps(0)[0].records if r.stage == "backward"] == []
 
 
-def test_the_model_dies_with_its_last_reference_after_the_recording(kit):
+@pytest.mark.parametrize("stored", [True, False])
+def test_what_was_recorded_may_go_while_recorder_and_run_stay(kit, tmp_path, stored):
     model = mlp(kit)
-    with padiff.record(model) as rec:
-        model(batch(kit)[0])
-    reference = weakref.ref(model)
-    del model, rec
+    optimizer = kit.sgd(model.parameters(), 0.1)
+    alive = [weakref.ref(each) for each in (model, model[0], *model.parameters(), optimizer)]
+    with padiff.record(model, tmp_path / "run" if stored else None, optimizer=optimizer) as rec:
+        for _ in range(2):
+            one_step(kit, model, optimizer, *batch(kit), rec)
+    shown, run = str(rec), rec.run or padiff.open_run(tmp_path / "run")
+    del model, optimizer
     if kit.name == "paddle":
         gc.collect()  # a paddle layer refers to itself, recorded or not
-    assert reference() is None
+    assert [each for each in alive if each() is not None] == []
+    assert (str(rec), rec.step, rec.info.layers[1].path, run.numbers()) == (shown, 2, "0", [0, 1])
+    assert not rec.try_dump() and not rec.due
+    with pytest.raises(UsageError, match="this recorder is closed"):
+        rec.open()
 
 
 @pytest.mark.parametrize("in_memory", [True, False])

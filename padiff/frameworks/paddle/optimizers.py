@@ -11,6 +11,7 @@ update.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -101,11 +102,12 @@ def hook(
     clipping: Callable[[Any], None] = lambda norm: None,
     guard: Guard = RAISING,
 ) -> list[Handle]:
-    inner = _innermost(optimizer)
+    # Weak references: a script may delete the optimizer while the hooks are there.
+    alive, inner = weakref.ref(optimizer), weakref.ref(_innermost(optimizer))
     seen = False
 
     def consume(parameters_and_grads: Any) -> None:
-        if not _skips(inner):
+        if not _skips(inner()):
             consumed([p for p, _ in parameters_and_grads], [g for _, g in parameters_and_grads])
 
     def passed_on(original: Callable[..., Any], parameters_and_grads: Any, *args: Any, **kwargs: Any) -> Any:
@@ -116,9 +118,9 @@ def hook(
 
     def after_step() -> None:
         nonlocal seen
-        if not seen and not _skips(inner):
+        if not seen and not _skips(inner()):
             # An optimizer with its own `step` (LBFGS): use the gradients of the last call of its closure.
-            parameters = optimized(optimizer)
+            parameters = optimized(alive())
             consumed(parameters, [p.grad for p in parameters])
         seen = False
         stepped()
@@ -128,7 +130,7 @@ def hook(
         for item in _chain(optimizer)
         if isinstance(item, paddle.optimizer.Optimizer)
     ]
-    clip = getattr(inner, "_grad_clip", None)
+    clip = getattr(inner(), "_grad_clip", None)
     if isinstance(clip, paddle.nn.ClipGradByGlobalNorm):
         handles.append(Override(clip, "_dygraph_clip", partial(_measured, guard, inner, clipping), guard))
     handles.append(Override(optimizer, "step", partial(_then, guard, after_step), guard))
@@ -139,7 +141,7 @@ def hook(
 
 def _measured(
     guard: Guard,
-    optimizer: Any,
+    alive: Callable[[], Any],
     clipping: Callable[[Any], None],
     original: Callable[..., Any],
     parameters_and_grads: Any,
@@ -147,7 +149,7 @@ def _measured(
     **kwargs: Any,
 ) -> Any:
     """Clip by global norm, and pass the norm before clipping to ``clipping``."""
-    guard.run(_measure, optimizer, clipping, parameters_and_grads)
+    guard.run(_measure, alive(), clipping, parameters_and_grads)
     return original(parameters_and_grads, *args, **kwargs)
 
 

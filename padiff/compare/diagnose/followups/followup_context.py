@@ -40,6 +40,7 @@ from padiff.records import (
 )
 from padiff.records.both import SIDES
 from padiff.records.first_diff import Mark
+from padiff.records.step_diffs import StepDiffs
 
 # The most places that are checked for a dependence on diffs; the most further faults in a report; the most kinds of
 # layers with a fault: more kinds point to something that affects the whole computation.
@@ -221,7 +222,7 @@ class Later:
         if first.stage == "weight" and first.step:
             self._seen.add("written")
 
-    def faults(self, diffs: Sequence[Diff], alignment: Alignment) -> Iterator[Fault]:
+    def faults(self, diffs: StepDiffs, alignment: Alignment) -> Iterator[Fault]:
         """Yield the faults of a step.
 
         Args:
@@ -233,13 +234,12 @@ class Later:
             self._seen.add("written")
         if self._seen >= {"input", "stepped", "written"}:
             return
-        wrong = [d for d in diffs if not d.passed]
         for name, find in (("input", self._input), ("stepped", self._stepped), ("written", self._written)):
             if name in self._seen:
                 continue
             try:
                 with np.errstate(all="ignore"):
-                    fault = find(wrong, diffs, alignment)
+                    fault = find(diffs, alignment)
             except (PadiffError, OSError, KeyError, ValueError, IndexError):
                 continue  # the values can no longer be read
             if fault is not None:
@@ -249,28 +249,22 @@ class Later:
     def _scene(self, diff: Diff, diffs: Sequence[Diff], alignment: Alignment) -> DiffContext:
         return scene_of(diff, diffs, alignment, self._runs)
 
-    def _input(self, wrong: Sequence[Diff], diffs: Sequence[Diff], alignment: Alignment) -> Fault | None:
+    def _input(self, diffs: StepDiffs, alignment: Alignment) -> Fault | None:
         """Return a fault if the candidate's batch is another batch of the reference's; else `None`.
 
         A model may compute its own inputs, so an unknown batch is no fault.
         """
-        diff = next((d for d in wrong if d.pair.stage == "input" and d.pair.complete and not d.pair.derived), None)
+        diff = next((d for d in diffs.failing(["input"]) if not d.pair.derived), None)
         if diff is None:
             return None
         self._seen.add("input")
         cause = shift_cause(diff, self._runs) or explain(self._scene(diff, diffs, alignment)).cause
         return Fault(diff, cause, kind="input") if cause is not None and cause.proven else None
 
-    def _stepped(self, wrong: Sequence[Diff], diffs: Sequence[Diff], alignment: Alignment) -> Fault | None:
+    def _stepped(self, diffs: StepDiffs, alignment: Alignment) -> Fault | None:
         """Return a fault if an optimizer left out a step or repeated it; else `None`."""
-        diff = next(
-            (
-                d
-                for d in wrong
-                if d.pair.stage in ("grad", "update") and not d.pair.complete and d.pair.anchor.layer != LOOP
-            ),
-            None,
-        )
+        unpaired = diffs.failing(["grad", "update"], complete=False)
+        diff = next((d for d in unpaired if d.pair.anchor.layer != LOOP), None)
         if diff is None:
             return None
         self._seen.add("stepped")
@@ -280,11 +274,11 @@ class Later:
             return None
         return Fault(diff, cause, kind="update")
 
-    def _written(self, wrong: Sequence[Diff], diffs: Sequence[Diff], alignment: Alignment) -> Fault | None:
+    def _written(self, diffs: StepDiffs, alignment: Alignment) -> Fault | None:
         """Return a fault if a weight differs from the weight of the step before plus its update, on one side only;
         else `None`.
         """
-        weights = [d for d in wrong if d.pair.stage == "weight" and d.pair.complete]
+        weights = [*diffs.failing(["weight"])]
         if not weights:
             return None
         largest = sorted(weights, key=lambda d: -float(np.prod(d.pair.anchor.shape)))[:_WEIGHTS]
@@ -434,7 +428,7 @@ class FollowupContext:
         self._faults.append((described_alone(fault, step, evidence), fault.diff))
         self._marks[mark_of(fault.shown)] = Standing.NEW
 
-    def search(self, diffs: Sequence[Diff], alignment: Alignment) -> None:
+    def search(self, diffs: StepDiffs, alignment: Alignment) -> None:
         """Search a later step for further faults.
 
         Args:
