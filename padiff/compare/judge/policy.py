@@ -156,7 +156,7 @@ def _is_of_bulk(diff: Diff) -> bool:
 
 
 def _with_inputs(diffs: StepDiffs) -> StepDiffs:
-    """Pass inputs that hold the same in another form, if all that is computed agrees.
+    """Pass inputs that hold the same in another form, if all outputs agree.
 
     One author masks places with True, another one with 0, or with -1e9 for the others.
     """
@@ -168,9 +168,10 @@ def _with_inputs(diffs: StepDiffs) -> StepDiffs:
     inputs = [k for k in failed if sites.stages[k] == "input" and diffs.measured[k]]
     others = [k for k in inputs if _is_same_in_another_form(diffs[k])]
     # What is added to scores, such as -1e9, is a mask whatever else differs.
-    forms = others if others == failed else [k for k in others if _is_added_to_scores(diffs[k])]
-    passing = list(diffs) if forms else []
-    for place in forms:
+    if any(sites.stages[k] in ("weight", "forward") for k in failed):
+        others = [k for k in others if _is_added_to_scores(diffs[k])]
+    passing = list(diffs) if others else []
+    for place in others:
         passing[place] = written_otherwise(passing[place], Rule.GIVEN_OTHERWISE)
     return diffs.replaced(passing) if passing else diffs
 
