@@ -145,3 +145,29 @@ def test_weights_that_a_loop_hands_in_are_compared_in_their_layout(other, passes
     assert report.passed is passes, report.first_diff and report.first_diff.message
     if not passes:
         assert report.first_diff.stage in ("input", "forward") and report.first_diff.step == 0
+
+
+def _by_statistics(folder, model, optimizer, tensor):
+    """The normalisation uses its running statistics from step 2 on."""
+    with padiff.record(model, folder, optimizer=optimizer) as recorder:
+        for number, x in enumerate(X[:4]):
+            if number == 2:
+                model[1].eval()
+            (model(tensor(x)) ** 2).mean().backward()
+            optimizer.step()
+            recorder.try_dump()
+            getattr(optimizer, "zero_grad" if hasattr(optimizer, "zero_grad") else "clear_grad")()
+
+
+@pytest.mark.parametrize("epsilon", [1e-5, 1e-2])
+def test_running_variances_that_a_layer_uses_are_named(epsilon, tmp_path):
+    reference = torch.nn.Sequential(torch.nn.Linear(8, 6), torch.nn.BatchNorm1d(6), torch.nn.Linear(6, 1))
+    bn = paddle.nn.BatchNorm1D(6, epsilon=epsilon)
+    candidate = paddle.nn.Sequential(paddle.nn.Linear(8, 6), bn, paddle.nn.Linear(6, 1))
+    _by_statistics(tmp_path / "a", reference, torch.optim.SGD(reference.parameters(), 0.01), torch.tensor)
+    padiff.start_from(tmp_path / "a", candidate)
+    optimizer = paddle.optimizer.SGD(0.01, parameters=candidate.parameters())
+    _by_statistics(tmp_path / "b", candidate, optimizer, paddle.to_tensor)
+    first = padiff.compare_runs(tmp_path / "a", tmp_path / "b").first_diff
+    assert (first.step, first.stage) == (2 if epsilon == 1e-5 else 0, "forward")
+    assert first.cause.proven and ("unbiased variance" in first.cause.sentence) is (epsilon == 1e-5), first.cause
