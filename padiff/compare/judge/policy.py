@@ -231,7 +231,8 @@ def _with_scales(diffs: StepDiffs) -> StepDiffs:
     agree.
 
     One author divides the loss (by a loss scale, by the count of micro-batches), the other one the gradients. Gradients
-    that are clipped to a norm agree whatever the loss is multiplied by, so that they say nothing.
+    that are clipped to a norm agree whatever the loss is multiplied by, so that they say nothing, unless the norms that
+    clipping measured agree, too.
     """
     sites, rows = diffs.sites, diffs.rows
     failed = np.flatnonzero(~rows["passed"])
@@ -246,7 +247,8 @@ def _with_scales(diffs: StepDiffs) -> StepDiffs:
         return diffs  # what overflowed is no multiple of anything
     layers_grads = grads[[sites.layers[place] != LOOP for place in grads.tolist()]]
     norm, each = float(np.linalg.norm(rows["reference_l2"][layers_grads])), rows["reference_l2"][layers_grads].tolist()
-    if not norm or _is_round(norm) or all(map(_is_round, each)):
+    norms_agree = any(rows["passed"][place] for place in grads.tolist() if sites.layers[place] == LOOP)
+    if not norm or (not norms_agree and (_is_round(norm) or all(map(_is_round, each)))):
         return diffs
     # A sum for a mean is another multiple: what a loss function gives may be divided before it is the loss.
     of_functions = [sites.stages[place] == "loss" and sites.slots[place] != "loss" for place in failed.tolist()]
