@@ -407,7 +407,7 @@ class StepLimits:
         if self._gone and stage in ("forward", "backward"):
             relative = max(relative, self._multiplied(self._layers[place]), key=value_of)
         limit = relative.times(reference)
-        if stage == "backward" and not reference:
+        if stage == "backward" and not reference and self._l2[place]:
             # A softmax that is sure of its only choice leaves a zero on one side, and the product of two roundings.
             limit = max(limit, Limit(self._factor * self._vanishing, Rule.ROUNDING), key=value_of)
         if stage == "forward" and self._facts.activations[place] and self._shapes[place] == self._last[0]:
