@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 
@@ -21,11 +21,12 @@ from padiff.pair.joined_calls import (
     inputs_agree,
     joined_calls,
     layout_between,
+    relative_error,
     square_layout,
     with_equal_lengths,
     without_evaluations,
 )
-from padiff.pair.parameters import Index, RecordPair, Sum, alone, pair_parameters, pair_split_outputs
+from padiff.pair.parameters import Index, RecordPair, Sum, alone, pair_parameters, pair_split_outputs, whole_layout
 from padiff.records import (
     BROADCAST,
     LOOP,
@@ -33,6 +34,7 @@ from padiff.records import (
     RESHAPED,
     SAME,
     STAGES,
+    TRANSPOSED,
     UNSCALED,
     Both,
     Layout,
@@ -44,6 +46,7 @@ from padiff.records import (
     is_of_loss,
     loss_role,
 )
+from padiff.records.sources import Shape
 
 # Largest relative distance of two tensors of the same quantity, while the runs still agree. Chosen.
 _ALIKE = 0.1
@@ -247,7 +250,7 @@ def pair_steps(reference: Step, candidate: Step, alignment: Alignment) -> list[P
     pairs += alone(indexes.map(lambda index: chain.from_iterable(index.values())))
     buffers, pairs_made = _buffers(alignment), []
     scales = steps.map(lambda step: step.loss_scale)
-    for pair in _with_layouts(pairs):
+    for pair in _with_layouts(pairs, _square_shapes(alignment)):
         a, b = Both(pair.reference, pair.candidate).map(lambda r: r if r is None else originals.get(id(r), r))
         a, b = Both(a, b).map(lambda r: r if r is None else numbered.get(id(r), r))
         sides = zip(pair, buffers, apart) if a is None or b is None else ()
@@ -488,13 +491,33 @@ def _same_tensors(pairs: list[RecordPair]) -> list[RecordPair]:
     return result
 
 
-def _with_layouts(pairs: list[RecordPair]) -> list[RecordPair]:
-    """Return the pairs, each with the layout that brings the candidate's tensor into the reference's layout."""
+def _square_shapes(alignment: Alignment) -> set[Shape]:
+    """Return the shapes of square parameters that one side stores transposed."""
+    stored = {p.reference[0].result_shape for p in alignment.parameters if whole_layout(p) == TRANSPOSED}
+    return {shape for shape in stored if shape == shape[::-1]}
+
+
+def _is_transposed(a: Record, b: Record) -> bool:
+    """Return True if two inputs agree better if one is transposed: weights that a loop computes and hands in."""
+    if a.source.sketched or b.source.sketched:
+        return relative_error(a, b) > _ADDED  # compared by what no order changes
+    transposed = np.linalg.norm(np.asarray(a.value, np.float64) - np.asarray(b.value, np.float64).T)
+    return bool(transposed < relative_error(a, b) * np.linalg.norm(a.value) / 2)
+
+
+def _with_layouts(pairs: list[RecordPair], squares: Collection[Shape] = ()) -> list[RecordPair]:
+    """Return the pairs, each with the layout that brings the candidate's tensor into the reference's layout.
+
+    Args:
+        squares: shapes of inputs that may be transposed weights.
+    """
     result: list[RecordPair] = []
     for pair in pairs:
         a, b = pair.reference, pair.candidate
         if a is not None and b is not None and a.stage not in PARAMETER_STAGES and not pair.layout:
             layout = layout_between(a.shape, b.shape)
+            if a.stage == "input" and a.shape == b.shape and a.shape in squares and _is_transposed(a, b):
+                layout = TRANSPOSED
             pair = RecordPair(a, b, layout) if layout else pair
         result.append(pair)
     pairs, result = _same_tensors(result), []

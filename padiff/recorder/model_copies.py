@@ -181,11 +181,12 @@ class _Followed:
 
 def is_copy(layer: Any, optimized: Sequence[Any], framework: Any) -> bool:
     """Return True if a layer has the shapes of some of an optimizer's tensors, and none of these."""
-    parameters = [tensor for _, tensor in parameters_of(layer, framework)]
+    # A tied parameter counts once, and so do those that paddle's recurrent layers and their cells share.
+    parameters = {id(tensor): tensor for _, tensor in parameters_of(layer, framework)}
     shape, others = framework.tensors.shape, {id(tensor) for tensor in optimized}
-    if len(parameters) < _LEAST or not others.isdisjoint(map(id, parameters)):
+    if len(parameters) < _LEAST or not others.isdisjoint(parameters):
         return False
-    return Counter(map(shape, parameters)) <= Counter(map(shape, optimized))
+    return Counter(map(shape, parameters.values())) <= Counter(map(shape, optimized))
 
 
 class LeftOut:

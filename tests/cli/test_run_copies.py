@@ -106,6 +106,14 @@ agent = Agent()
 for step in range(6):
     agent.learn(step)
 """
+RECURRENT = """
+class net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.gru, self.head = nn.GRU(6, 6), nn.Linear(6, 6)
+    def forward(self, x):
+        return self.head(self.gru(x[None])[0][0])
+"""
 LAST = TARGET.replace("self.online, self.target = net(), net()", "self.target, self.online = net(), net()").replace(
     """        with no_grad():
             goal = y + 0.9 * self.target(x)
@@ -168,6 +176,16 @@ def test_a_copy_that_one_loop_lacks_is_no_difference():
     recorded("b", "torch", DEEP.partition("    with no_grad")[0].replace("average = ", "_ = None and "))
     assert padiff.compare_runs("a", "b").first_diff is None
     assert padiff.compare_runs("b", "a").first_diff is None
+
+
+@pytest.mark.parametrize("framework", ["torch", "paddle"])
+def test_a_recurrent_copy_that_is_called_first_is_recorded_whole(framework):
+    """Paddle's recurrent layers hold their cells' parameters a second time."""
+    reader = recorded(
+        "a", framework, RECURRENT.replace("Module", "Module" if framework == "torch" else "Layer") + TARGET
+    )
+    called = [record.layer for step in reader.steps(0) for record in step.records if record.stage == "forward"]
+    assert called.index("target.gru") < called.index("target") < called.index("online.gru")
 
 
 @pytest.mark.parametrize("framework", ["torch", "paddle"])

@@ -71,6 +71,30 @@ def test_a_mask_in_another_form_is_no_difference_beside_one_that_is_not_used(tmp
     assert "only the reference calls" in cause_of(fault).sentence
 
 
+def padding(way):
+    """One author masks what is there, the other one what is not. The faults are another loss, and the wrong mask."""
+    model = Pooled("candidate")
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    rng = yield model, optimizer
+    forward = model.forward
+    if way != "reference":
+        model.forward = lambda x, pad: forward(x, pad if way == "inverted" else ~pad)
+    while True:
+        x, y = tensor(rng, 8, 6, 5), torch.randint(3, (8,), generator=rng)
+        keep = torch.rand(8, 6, generator=rng) < 0.7
+        loss = f.cross_entropy(model(x, keep if way == "reference" else ~keep), y, reduction="sum")
+        loss = loss if way == "sum" else loss / 8
+        descend(loss, optimizer)
+        rng = yield loss
+
+
+def test_a_mask_in_another_form_is_no_difference_beside_another_loss(tmp_path):
+    clean, total, inverted = compared(tmp_path, padding, "reference", "clean", "sum", "inverted")
+    assert clean.passed, clean.first_diff.message
+    assert placed(total)[:2] == (0, "loss")
+    assert placed(inverted)[:2] == (0, "input")
+
+
 def test_masks_in_another_form_stay_so_beside_a_later_fault(tmp_path):
     fault = verdict(tmp_path, masks)
     assert placed(fault)[:2] == (3, "update") and cause_of(fault).kind == "learning_rate"

@@ -13,7 +13,7 @@ from tests.compare.test_public_bugs import cause, descent, tensor
 
 
 def accumulated(how):
-    """Two micro-batches a step; the faults clip after each, or zero in between."""
+    """Two micro-batches a step; the faults clip after or before each, or zero in between."""
 
     def train(fault, rng):
         model = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.GroupNorm(2, 4), nn.SiLU(), nn.Conv2d(4, 1, 3))
@@ -25,10 +25,12 @@ def accumulated(how):
                     optimizer.zero_grad()
                 x, y = tensor(rng, 4, 1, 6, 6), tensor(rng, 4, 1, 4, 4)
                 loss = f.mse_loss(model(x), y) / 2
+                if fault and how == "clipped early":
+                    nn.utils.clip_grad_norm_(model.parameters(), 0.2)
                 loss.backward()
                 if fault and how == "clipped":
                     nn.utils.clip_grad_norm_(model.parameters(), 0.2)
-            if how == "clipped" and not fault:
+            if how in ("clipped", "clipped early") and not fault:
                 nn.utils.clip_grad_norm_(model.parameters(), 0.2)
             optimizer.step()
             optimizer.zero_grad()
@@ -106,6 +108,27 @@ def smoothed(fault, rng):
     return descent(model, loss)
 
 
+class Rounds(nn.Module):
+    """Passes messages in rounds; the faults have one round less, or one more."""
+
+    def __init__(self, rounds):
+        super().__init__()
+        self.rounds, self.message, self.update, self.out = rounds, nn.Linear(8, 8), nn.GRUCell(8, 8), nn.Linear(8, 2)
+
+    def forward(self, x):
+        for _ in range(self.rounds):
+            x = self.update(self.message(x.roll(1, 0)), x)
+        return self.out(torch.tanh(x))
+
+
+def in_rounds(other):
+    def train(fault, rng):
+        model = Rounds(other if fault else 3)
+        return descent(model, lambda: f.mse_loss(model(tensor(rng, 6, 8)), 3 + tensor(rng, 6, 2)))
+
+    return train
+
+
 class Attention(nn.Module):
     def __init__(self, of_queries):
         super().__init__()
@@ -167,10 +190,13 @@ def of_words(make):
     ("train", "kind", "text"),
     [
         (accumulated("clipped"), "clip_each_backward", "the candidate clips after each of the 2 backwards of a step"),
+        (accumulated("clipped early"), "clip_each_backward", "clips before each of the 2 backwards of a step"),
         (accumulated("zeroed"), "micro_batch_missing", "only the last micro-batch is in the candidate's gradients"),
         (updated_twice, "stale_gradient", "those of the update before are not zeroed"),
         (in_a_list, "unregistered", "layers in a plain list or dict are not registered"),
         (overwritten, "in_place", "`block.0` (ReLU) overwrites its input in place"),
+        (in_rounds(2), "layer_missing", "in the candidate, `update` is called 2 times there, not 3 times"),
+        (in_rounds(4), "layer_added", "if, in the candidate, `update` is called 3 times there, not 4 times"),
         (smoothed, "scale", "is 0.0833333 for the reference's 0.00833333"),
         (of_words(Attention), "code", "the mask of shape (4, 6, 1) for the reference's (4, 1, 6)"),
         (of_words(Positions), "mask_inverted", "the mask is inverted"),
@@ -190,21 +216,28 @@ with padiff.record(model, __file__ + ".run", optimizer=optimizer) as rec:
     for _ in range(3):
         loss = (model(torch.randn(8, 6)) - 3).square().mean()
         optimizer.zero_grad()
-        loss.backward()
+        {}
         {}
         {}
         rec.try_dump()
 """
-CLIP, STEP = "torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)", "optimizer.step()"
+BACKWARD, CLIP, STEP = "loss.backward()", "torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)", "optimizer.step()"
 
 
-def test_clipping_after_the_step_is_said_with_its_line(tmp_path):
+@pytest.mark.parametrize(
+    ("lines", "where"),
+    [
+        ((BACKWARD, STEP, CLIP), "it clips in line 11, after its optimizer's step in line 10"),
+        ((CLIP, BACKWARD, STEP), "it clips in line 9, before its backward, when gradients are still zero"),
+    ],
+)
+def test_clipping_at_the_wrong_place_is_said_with_its_line(lines, where, tmp_path):
     runs = []
-    for name, lines in (("before", (CLIP, STEP)), ("after", (STEP, CLIP))):
+    for name, ordered in (("before", (BACKWARD, CLIP, STEP)), ("after", lines)):
         script = tmp_path / f"{name}.py"
-        script.write_text(LOOP.format(*lines))
+        script.write_text(LOOP.format(*ordered))
         assert run_script(tmp_path, script).returncode == 0
         runs.append(f"{script}.run")
     found = compare_runs(*runs).first_diff.cause
     assert found.kind == "clip_missing" and found.proven, found
-    assert found.sentence.endswith("it clips in line 11, after its optimizer's step in line 10"), found
+    assert found.sentence.endswith(where), found

@@ -39,3 +39,30 @@ def test_a_tiny_gradient_that_is_scaled_differs(factor, options):
 
 def test_a_tiny_gradient_with_rounding_noise_agrees():
     assert padiff.compare_runs(train(), train(lambda gradient: gradient + NOISE)).first_diff is None
+
+
+def scaled_by_hand(scale, clip_first=False):
+    """The loss is multiplied, and the gradients are divided again, before or after they are clipped."""
+    torch.manual_seed(0)
+    layer = torch.nn.Linear(6, 5)
+    optimizer = torch.optim.SGD(layer.parameters(), 0.1)
+    with padiff.record(layer, optimizer=optimizer) as rec:
+        for x in X:
+            loss = (layer(1e7 * x) + 3).square().mean() * scale
+            loss.backward()
+            if clip_first:
+                torch.nn.utils.clip_grad_norm_(layer.parameters(), 1.0)
+            for parameter in layer.parameters():
+                parameter.grad.div_(scale)
+            if not clip_first:
+                torch.nn.utils.clip_grad_norm_(layer.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+            rec.try_dump()
+    return rec.run
+
+
+def test_a_loss_scaled_by_hand_is_no_difference_where_the_norms_before_clipping_agree():
+    report = padiff.compare_runs(scaled_by_hand(1.0), scaled_by_hand(1024.0))
+    assert report.passed, report.first_diff.message
+    assert not padiff.compare_runs(scaled_by_hand(1.0), scaled_by_hand(1024.0, clip_first=True)).passed

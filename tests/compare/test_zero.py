@@ -139,3 +139,12 @@ def test_a_report_names_the_gradients_that_passed_so():
     wrong = compare_runs(sides[0], run(noise(0.1).astype("float32")), policy=MEAN, stages=("grad",))
     assert wrong.coverage.zeros == ()
     assert wrong.first_diff.slot == "bias"
+
+
+@pytest.mark.parametrize(("size", "passes"), [(1e-29, True), (1e-16, True), (1e-12, False), (1e-3, False)])
+def test_a_gradient_of_an_output_that_vanishes_beside_the_others_may_be_zero(size, passes):
+    """A softmax over one choice that is left: its gradient is p - 1, zero or the product of two roundings."""
+    output = two("forward", "output.0", OUTPUT, OUTPUT)
+    gradients = [two("backward", "output.1", np.zeros(8), noise(size)), two("backward", "output.0", OUTPUT, OUTPUT)]
+    _, first, _ = judged(NoisePolicy(), output, *gradients)
+    assert first.passed is passes

@@ -15,7 +15,7 @@ from padiff.compare.diagnose.hypotheses.diff_context import DiffContext
 from padiff.compare.measure.operands import operands
 from padiff.errors import RunFolderError, SketchOnlyError
 from padiff.frameworks.catalog import SPELLINGS
-from padiff.records import Both, Cause, Diff, Problem, Record, RunInfo, Step, is_of_loss, settings_at
+from padiff.records import Both, Cause, Diff, Problem, Record, RunInfo, Step, is_loss, is_of_loss, settings_at
 
 # A computed loss counts as the other side's if it is this many times nearer than the recorded one, and at most this
 # relative error away. Chosen.
@@ -86,6 +86,8 @@ def calls_of(scene: DiffContext) -> Both[LossCall] | None:
         if is_of_loss(record):
             function = record.slot.partition("()")[0]
             losses = [loss for loss in losses if (loss.function, loss.call) == (function, record.call)]
+        elif len(losses) > sum(is_loss(each) for each in step.records):
+            return None  # a loss of several calls: of each step of a sequence, say
         else:
             losses = [loss for loss in losses if loss.call == record.call]
         if len(losses) != 1:

@@ -166,7 +166,7 @@ def _is_of_bulk(diff: Diff) -> bool:
 
 
 def _with_inputs(diffs: StepDiffs) -> StepDiffs:
-    """Pass inputs that hold the same in another form, if all that is computed agrees.
+    """Pass inputs that hold the same in another form, if all outputs agree.
 
     One author masks places with True, another one with 0, or with -1e9 for the others.
     """
@@ -178,9 +178,10 @@ def _with_inputs(diffs: StepDiffs) -> StepDiffs:
     inputs = [k for k in failed if sites.stages[k] == "input" and diffs.measured[k]]
     others = [k for k in inputs if _is_same_in_another_form(diffs[k])]
     # What is added to scores, such as -1e9, is a mask whatever else differs.
-    forms = others if others == failed else [k for k in others if _is_added_to_scores(diffs[k])]
-    passing = list(diffs) if forms else []
-    for place in forms:
+    if any(sites.stages[k] in ("weight", "forward") for k in failed):
+        others = [k for k in others if _is_added_to_scores(diffs[k])]
+    passing = list(diffs) if others else []
+    for place in others:
         passing[place] = written_otherwise(passing[place], Rule.GIVEN_OTHERWISE)
     return diffs.replaced(passing) if passing else diffs
 
@@ -240,7 +241,8 @@ def _with_scales(diffs: StepDiffs) -> StepDiffs:
     agree.
 
     One author divides the loss (by a loss scale, by the count of micro-batches), the other one the gradients. Gradients
-    that are clipped to a norm agree whatever the loss is multiplied by, so that they say nothing.
+    that are clipped to a norm agree whatever the loss is multiplied by, so that they say nothing, unless the norms that
+    clipping measured agree, too.
     """
     sites, rows = diffs.sites, diffs.rows
     failed = np.flatnonzero(~rows["passed"])
@@ -255,7 +257,8 @@ def _with_scales(diffs: StepDiffs) -> StepDiffs:
         return diffs  # what overflowed is no multiple of anything
     layers_grads = grads[[sites.layers[place] != LOOP for place in grads.tolist()]]
     norm, each = float(np.linalg.norm(rows["reference_l2"][layers_grads])), rows["reference_l2"][layers_grads].tolist()
-    if not norm or _is_round(norm) or all(map(_is_round, each)):
+    norms_agree = any(rows["passed"][place] for place in grads.tolist() if sites.layers[place] == LOOP)
+    if not norm or (not norms_agree and (_is_round(norm) or all(map(_is_round, each)))):
         return diffs
     # A sum for a mean is another multiple: what a loss function gives may be divided before it is the loss.
     of_functions = [sites.stages[place] == "loss" and sites.slots[place] != "loss" for place in failed.tolist()]

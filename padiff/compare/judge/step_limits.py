@@ -260,6 +260,9 @@ class StepLimits:
         #: Largest relative L2 error of the activation gradients from the first one on that differs in a few elements
         #: only.
         self._handed_back = 0.0
+        #: Norm of a gradient that vanishes beside the largest one of the step: that times the rounding of a rounding.
+        largest = np.fmax.reduce(diffs.known_of_stage("backward", rows["reference_l2"], 0.0), initial=0.0)
+        self._vanishing = limits.ROUNDING[context.dtype] ** 2 * float(largest)
         #: Shape and L2 error of the last output that passed.
         self._last: tuple[tuple[int, ...], float] = ((), 0.0)
 
@@ -404,6 +407,9 @@ class StepLimits:
         if self._gone and stage in ("forward", "backward"):
             relative = max(relative, self._multiplied(self._layers[place]), key=value_of)
         limit = relative.times(reference)
+        if stage == "backward" and not reference and self._l2[place]:
+            # A softmax that is sure of its only choice leaves a zero on one side, and the product of two roundings.
+            limit = max(limit, Limit(self._factor * self._vanishing, Rule.ROUNDING), key=value_of)
         if stage == "forward" and self._facts.activations[place] and self._shapes[place] == self._last[0]:
             # An activation that lets little through keeps the absolute error of its input.
             limit = max(limit, Limit(self._factor * limits.STEEPEST * self._last[1], Rule.ACTIVATION), key=value_of)

@@ -357,8 +357,8 @@ def _size(values: np.ndarray) -> float:
 
 
 # Largest relative error of values that agree. Chosen: above rounding, below a fault that can be seen.
-# Most calls that a text lists.
-_FEW = 4
+# Most calls that a text lists, and most parts of a text on code that is a cause.
+_FEW, _PARTS = 4, 2
 _AGREE = 1e-4
 # The fewest elements of a tensor whose exchange is no chance.
 _FEWEST = 2
@@ -421,7 +421,9 @@ def divergences(sheet: FormulaView, candidate: FormulaView) -> Iterator[Edit]:
             kind = "activation" if activation else "code"
             at, (k, other) = min(groups[0][0]), cuts[0]
             names = _activations(sheet, candidate, k, other) if activation else None
-            yield Edit(kind, "other code", text, changes, 4 + sum(steps), at=at, other=other, values=names)
+            # Of many differences in what two authors wrote, most are no fault.
+            few = text.count("; ") < _PARTS
+            yield Edit(kind, "other code", text, changes, 4 + sum(steps), 0, at, few, other=other, values=names)
 
 
 def _by_calls(sheet: FormulaView, candidate: FormulaView) -> Edit | None:

@@ -205,6 +205,18 @@ class FormulaView:
         """Return the call of a function or layer that gave a node's tensor; `None` if it is not traced."""
         return self.graph.producers.get(self._tensors.get(node, -1))
 
+    def is_earlier_turn(self, node: int, later: int) -> bool:
+        """Return True if two nodes of one shape are outputs of a layer that a loop calls again with what it gave."""
+        calls = self.producer(node), self.producer(later)
+        if calls[0] is None or calls[1] is None or calls[0].function or calls[1].function:
+            return False
+        waiting, seen = [calls[1]], {id(calls[1])}
+        for call in waiting if calls[0].layer == calls[1].layer and self.shape(node) == self.shape(later) else ():
+            makers = [self.graph.producers.get(operand.tensor) for operand in call.inputs]
+            waiting += [maker for maker in makers if maker is not None and id(maker) not in seen]
+            seen |= {id(maker) for maker in makers}
+        return id(calls[0]) in seen
+
     def below(self, node: int, most: int) -> set[int]:
         """Return a node and the nodes that depend on it through at most the given number of operations.
 
@@ -346,6 +358,21 @@ def _layers(sheet: FormulaView) -> Iterator[Edit]:
         text = f"layer `{call.layer}` ({call.layer_type}) is left out there: what goes into it is handed on without it"
         kind, name = ("norm_missing", "a normalisation") if norm else ("layer_missing", "a layer")
         yield Edit(kind, name, text, {output: instead(source)}, 0, at=output)
+    yield from _turns(sheet)
+
+
+def _turns(sheet: FormulaView) -> Iterator[Edit]:
+    """Yield edits that leave out the last calls of a layer that a loop calls again with what it gave."""
+    outputs: dict[str, list[int | None]] = {}
+    for call in sheet.graph.trace.calls:
+        if not call.function and call.outputs:
+            outputs.setdefault(call.layer, []).append(sheet.writer.nodes.get(call.outputs[0].tensor))
+    for layer, nodes in outputs.items():
+        last = nodes[-1]
+        for done, node in enumerate(nodes[:-1], 1):
+            if last is not None and node is not None and sheet.is_earlier_turn(node, last):
+                text = f"`{layer}` is called {done} times there, not {len(nodes)} times: the last calls are left out"
+                yield Edit("layer_missing", "a layer", text, {last: instead(node)}, 0, at=last)
 
 
 def _operation(sheet: FormulaView, k: int, place: int) -> tuple[str, str, str, int] | None:

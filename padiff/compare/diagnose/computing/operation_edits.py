@@ -44,6 +44,8 @@ def exchanged(sheet: FormulaView) -> Iterator[Edit]:
             else []
         )
         for (n, first), (m, partner) in combinations(enumerate(group), 2):
+            if sheet.is_earlier_turn(first, partner) or sheet.is_earlier_turn(partner, first):
+                continue
             changes = _swapped(first, partner)
             for bias in with_it:
                 changes |= _swapped(bias[n], bias[m])

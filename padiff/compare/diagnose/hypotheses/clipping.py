@@ -232,7 +232,7 @@ def _of_fewer(scene: DiffContext, gradients: Gradients) -> Iterator[Hypothesis]:
 
 
 def _of_each_backward(scene: DiffContext) -> Iterator[Hypothesis]:
-    """Yield the hypothesis that one side clips after each of several backwards, and so what the ones before left, too.
+    """Yield the hypothesis that one side clips with each of several backwards, and so what the ones before left, too.
 
     The norms that its clipping gave show how often each micro-batch was scaled; biases show the sum.
     """
@@ -245,7 +245,9 @@ def _of_each_backward(scene: DiffContext) -> Iterator[Hypothesis]:
         limit = settings_at(getattr(scene.runs, side).info.settings, step.settings).get("clip.limit")
         if not len(getattr(norms, other)) < len(own) == step.micro_batches > 1 or not isinstance(limit, float):
             continue
-        shares = np.cumprod([min(1.0, limit / (norm + _TORCH)) for norm in reversed(own)])[::-1]
+        early = not own[0]  # gradients are still zero: clipping comes before the backward
+        factors = [*(min(1.0, limit / (norm + _TORCH)) for norm in own[early:]), *[1.0] * early]
+        shares = np.cumprod(factors[::-1])[::-1]
         rows = [(pair, sorted(getattr(sums, side).items())) for pair, sums in bias_sums(scene, scene.number)]
         if any(len(sums) != len(own) for _, sums in rows):
             continue
@@ -269,6 +271,11 @@ def _of_each_backward(scene: DiffContext) -> Iterator[Hypothesis]:
             f"the {side} clips after each of the {len(own)} backwards of a step, to a norm of {limit:g}, and so again "
             f"what the backwards before left (their gradients count {parts} times); the {other} clips {often}"
         )
+        if early:
+            text = (
+                f"the {side} clips before each of the {len(own)} backwards of a step, to a norm of {limit:g}, and so "
+                f"only what the backwards before left (their gradients count {parts} times); the {other} clips {often}"
+            )
         name = "clipping after each backward"
         yield Hypothesis("clip_each_backward", name, text, predict, "gradients of biases", tried=2, code=True)
 
@@ -323,7 +330,7 @@ def _by_norm(scene: DiffContext, gradients: Gradients) -> Iterator[Hypothesis]:
 
 
 def _clips_later(scene: DiffContext, norm: float) -> str:
-    """Return text on a call of the candidate that clips after its optimizer's step; empty if there is none.
+    """Return text on a call of the candidate that clips too late, or too early; empty if there is none.
 
     Args:
         norm: the norm of the gradients that the optimizer received.
@@ -333,6 +340,8 @@ def _clips_later(scene: DiffContext, norm: float) -> str:
     if clip is None or step is None or steps is None:
         return ""
     norms = _clipped_norms(steps.candidate)
+    if norms and not any(norms):
+        return f": it clips in line {clip.line}, before its backward, when gradients are still zero"
     if norms and all(abs(each - norm) > SAME * norm for each in norms):
         return ""  # it clips another model
     after = step.file == clip.file and step.line < clip.line

@@ -131,6 +131,11 @@ def has_statistics(scene: DiffContext) -> bool:
 
 def named(scene: DiffContext, slot: str) -> list[tuple[str, np.ndarray]]:
     """Return the reference's parameters with this slot name, of the layer and of the layers inside, by path."""
+    return [(path, sides.reference) for path, sides in both_named(scene, slot)]
+
+
+def both_named(scene: DiffContext, slot: str) -> list[tuple[str, Both[np.ndarray]]]:
+    """Return the parameters of both sides with this slot name, of the layer and of the layers inside, by path."""
     layer = scene.diff.pair.anchor.layer
     parameters = []
     for pair in scene.pairs(scene.number, "weight").values():
@@ -138,7 +143,7 @@ def named(scene: DiffContext, slot: str) -> list[tuple[str, np.ndarray]]:
         if (path == layer or path.startswith(f"{layer}.")) and name == slot:
             values = whole_of(pair)
             if values is not None:
-                parameters.append((f"{path}/{pair.anchor.slot}", values.reference))
+                parameters.append((f"{path}/{pair.anchor.slot}", values))
     return parameters
 
 
@@ -215,6 +220,7 @@ def _channels(scene: DiffContext, output: Output) -> Iterator[Hypothesis]:
         yield output_hypothesis(
             scene, output, "norm_affine_missing", "weight and bias of the normalisation", text, predicted
         )
+    yield from _running_variances(scene, output, bias, shape)
     r = rows[0] - rows[0].mean(axis=1, keepdims=True)
     c = rows[1] - rows[1].mean(axis=1, keepdims=True)
     square = np.sum(np.square(r), axis=1)
@@ -226,6 +232,32 @@ def _channels(scene: DiffContext, output: Output) -> Iterator[Hypothesis]:
         "each channel is scaled and offset by itself, as by other statistics (train, eval) or another weight and bias"
     )
     yield output_hypothesis(scene, output, "norm_statistics", name, text, predicted, 2 * count, 1, False, 2)
+
+
+def _running_variances(
+    scene: DiffContext, output: Output, bias: np.ndarray | None, shape: Sequence[int]
+) -> Iterator[Hypothesis]:
+    """Yield the hypothesis that both sides normalise by running variances, each estimated as its framework does."""
+    both = [sides for slot in ("running_mean", "running_var") for _, sides in both_named(scene, slot)]
+    if len(both) != 2 or {*scene.frameworks} != {"torch", "paddle"} or scene.layers is None:
+        return
+    means, variances = both
+    biased = variances.swapped(scene.frameworks.reference != "torch")
+    if (
+        not np.allclose(means.reference, means.candidate, rtol=1e-4, atol=1e-6)
+        or (biased.candidate > biased.reference * (1 + 1e-5)).any()
+    ):
+        return
+    eps = float(scene.layers.candidate.settings.get("eps", 1e-5))
+    factor = np.sqrt((variances.reference + eps) / (variances.candidate + eps)).reshape(shape)
+    shift = 0.0 if bias is None else bias.reshape(shape)
+    text = (
+        "the layer normalises by its running statistics: torch keeps the unbiased variance of a batch, paddle the "
+        f"biased one, which changes outputs by {np.max(np.abs(factor - 1)):.2g} at most"
+    )
+    predicted = (output.reference - shift) * factor + shift
+    if near(predicted, output.candidate, output):
+        yield output_hypothesis(scene, output, "norm_statistics", "other statistics", text, predicted)
 
 
 def _rowwise(scene: DiffContext, output: Output) -> Iterator[Hypothesis]:

@@ -443,7 +443,7 @@ class Recognised:
         ratio: the exact number.
         kind: machine-readable name of the cause.
         text: the explanation of the ratio.
-        sure: True if no other kind of number of the run has the same value.
+        sure: True if the number has no other likely meaning.
     """
 
     ratio: float
@@ -534,7 +534,9 @@ def recognised(ratio: float, known: Sequence[Fact], near: float = NEAR) -> Recog
         return None
     kinds = {match.kind for match in matches}
     text = "; or ".join(dict.fromkeys(match.text for match in matches))
-    return Recognised(matches[0].ratio, matches[0].kind, text, len(kinds) == 1)
+    # Two of anything, such as terms, views or halves of a square, make a factor of two beside a batch of two.
+    sure = kinds != {"loss_reduction"} or matches[0].ratio not in (0.5, 2.0)
+    return Recognised(matches[0].ratio, matches[0].kind, text, len(kinds) == 1 and sure)
 
 
 def counts(scene: DiffContext) -> frozenset[int]:
