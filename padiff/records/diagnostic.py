@@ -429,7 +429,8 @@ def _lines_of(first: FirstDiff, models: Models) -> Both[Frame | None]:
     def written(frames: Both[Frame | None]) -> Both[Frame | None]:
         defined = models.lines.zip(frames).map(lambda side: _defined(side[0], side[1], first))
         if not is_same(*defined):
-            return defined
+            # A definition that both sides have is right: the call reads the wrong one.
+            return frames if defined.candidate in models.lines.reference.values() else defined
         # Of a value that both define alike, another one is used, or it is computed of another one.
         changed = None if defined == frames else _changed_argument(models, defined)
         # One argument that both write alike may mean another thing in the other framework.
@@ -443,9 +444,9 @@ def _lines_of(first: FirstDiff, models: Models) -> Both[Frame | None]:
     role = _role(first, kind)
     if kind == "step_skipped" and any("@zeroed" in lines for lines in models.lines):
         role = ("@zero_grad",)  # without gradients an optimizer updates nothing
-    if kind == "learning_rate" and first.cause is not None and _PACE.search(first.cause.sentence):
+    if kind.startswith("learning_rate") and first.cause is not None and _PACE.search(first.cause.sentence):
         role = ("@scheduled", *role)  # the schedule is right, and goes on at other steps
-    in_role = models.lines.map(lambda lines: next((lines[each] for each in role if each in lines), None))
+    in_role = line_of_role(role, first, models)
     clears = "@zero_grad" in role and any(key.startswith("@zero_grad") for key in models.lines.candidate)
     cleared = _changed_line(models, role[0]) if clears else None
     in_role = cleared or in_role  # one optimizer of several is left out
@@ -502,7 +503,7 @@ def _lines_of(first: FirstDiff, models: Models) -> Both[Frame | None]:
             if chosen is not None and all(chosen):
                 return chosen  # the code that chooses the parameters of a group
             shown = replace(shown, candidate=calls.candidate)  # the value is right, for fewer parameters
-        schedules = models.lines.map(lambda lines: lines.get("@scheduler"))
+        schedules = line_of_role(("@scheduler",), first, models)
         if kind == "learning_rate" and all(schedules) and (is_same(*shown) or not _starts_otherwise(shown)):
             return _schedule(models, schedules)  # both start from one rate
         return shown
@@ -684,8 +685,10 @@ def _role(first: FirstDiff, kind: str) -> tuple[str, ...]:
 
 def _defined(lines: Mapping[str, Frame], made: Frame | None, first: FirstDiff) -> Frame | None:
     """Return the line that defines the argument that a cause names, e.g. in a config; else the line itself."""
-    if made is None or first.cause is None or first.cause.kind in _WHOLE:
+    if made is None or first.cause is None:
         return made
+    if first.cause.kind in _WHOLE:
+        return lines.get(f"{made.file}:{made.line}#@call#0", made)
     words, head = _words(first.cause), f"{made.file}:{made.line}#"
     found = [
         (named_at(words, key[len(head) :].partition("#")[0]), not _shares_number(frame.code, words), k)
@@ -719,23 +722,43 @@ def _shares_number(code: str, words: str) -> bool:
 
 def _optimizers(first: FirstDiff, models: Models) -> Both[Frame | None]:
     """Return the line of either side's parameter group or optimizer that a fault is about."""
+    return models.lines.zip(_groups(first, models)).map(lambda side: _optimizer(*side, first))
+
+
+def _groups(first: FirstDiff, models: Models) -> Both[set[str]]:
+    """Return the keys of the parameter groups that a fault is about, such as ``optimizer.0.group.1``."""
     own = Both(first.reference, first.candidate).map(lambda path: (f"{path}/{first.slot}",))
     sites = first.parameters if any(first.parameters) else own
-    return models.lines.zip(models.optimized.zip(sites)).map(lambda side: _optimizer(side[0], *side[1], first))
+    return models.optimized.zip(sites).map(lambda side: {side[0][site] for site in side[1] if site in side[0]})
 
 
-def _optimizer(
-    lines: Mapping[str, Frame], optimized: Mapping[str, str], sites: Sequence[str], first: FirstDiff
-) -> Frame | None:
+def line_of_role(role: Sequence[str], first: FirstDiff, models: Models) -> Both[Frame | None]:
+    """Return the line of the first of some roles that a side has, of the optimizer that a fault is about.
+
+    Where one side has such a line for each optimizer, the only line of the other side is of one of them.
+    """
+    keys = _groups(first, models).map(lambda groups: {group.partition(".group.")[0] for group in groups})
+    only = keys.map(lambda side: side.pop() if len(side) == 1 else "")
+    names = [each for each in role if any(f"{each}:{key}" in lines for lines, key in zip(models.lines, only))]
+
+    def line(lines: Mapping[str, Frame], key: str) -> Frame | None:
+        spellings = (
+            (key, each) if each == "optimizer.0" else (f"{each}:{key}", *([] if each in names else [each]))
+            for each in role
+        )
+        return next((lines[name] for each in spellings for name in each if name in lines), None)
+
+    return models.lines.zip(only).map(lambda side: line(*side))
+
+
+def _optimizer(lines: Mapping[str, Frame], groups: set[str], first: FirstDiff) -> Frame | None:
     """Return the line of the entry of a parameter group that a cause names, else of the optimizer's construction.
 
     Args:
         lines: the run's lines.
-        optimized: the key of each parameter's group.
-        sites: the parameters that the fault is about.
+        groups: the keys of the groups.
         first: the fault.
     """
-    groups = {optimized[site] for site in sites if site in optimized}
     words = _words(first.cause)
     if len(groups) == 1:
         (group,) = groups
@@ -744,7 +767,9 @@ def _optimizer(
                 return frame
     keys = {group.partition(".group.")[0] for group in groups}
     calls = [frame for key, frame in lines.items() if (key in keys if keys else _OPTIMIZER.fullmatch(key))]
-    return calls[0] if len(calls) == 1 else None
+    if len(calls) > 1:
+        calls = [_defined(lines, each, first) or each for each in calls]  # of one helper
+    return calls[0] if len({*calls}) == 1 else None
 
 
 def _innermost(side: tuple[tuple[str, ...], Sequence[Frame]]) -> Frame | None:
@@ -772,7 +797,7 @@ def brief_fault(first: FirstDiff, models: Models | None, runs: Both[str] | None 
     chosen = None if models is None else _choices(first, models)
     frames = code_lines(first, None) if models is None else chosen or _called_lines(first, models)
     if cause is not None and cause.kind == "learning_rate" and models is not None:
-        argument = _changed_argument(models, models.lines.map(lambda lines: lines.get("@scheduler")))
+        argument = _changed_argument(models, line_of_role(("@scheduler",), first, models))
         words = (argument[0] if argument is not None else _changed_keyword(frames)) or words
     called = _CALLED.search("" if cause is None else cause.fix)
     call = first.call if called is None else f"{first.call} {called[0]}"
@@ -880,6 +905,8 @@ def _reference_line(cause: Cause, lines: Both[CodeLine | None], models: Models |
     is_known = cause.proven or cause.kind in ("call_arguments", "learning_rate", "detached")
     if not is_known or old is None or reference is None or models is None:
         return ""
+    if cause.kind in _OF_STEP and (".step(" in old.code) != (".step(" in reference.code):
+        return ""  # the call is missing, and belongs near that of the candidate's line
     if _is_ported(models) and _NUMBER.search(cause.fix) and not _shares_number(reference.code, cause.fix):
         return ""  # one name has other values in the other framework, such as `momentum`
     if any(
@@ -887,6 +914,10 @@ def _reference_line(cause: Cause, lines: Both[CodeLine | None], models: Models |
     ):
         return ""  # the candidate has that group, too
     is_same_but_numbers = len({_NUMBER.sub("0", line.code) for line in (old, reference)}) == 1
+    spans = [None if line.span is None else line.code[slice(*line.span)] for line in (old, reference)]
+    tokens = [sorted(_TOKEN.findall(text)) for text in spans if text is not None]
+    if cause.kind == "operands" and cause.proven and len(tokens) == 2 and tokens[0] == tokens[1]:
+        return old.code.replace(str(spans[0]), str(spans[1]), 1)
     if cause.kind == "loss_term_weight" and not is_same_but_numbers and not _is_of_weight(old.code, reference.code):
         return ""  # the lines make the term, and do not weigh it
     frames = chain(models.lines.candidate.values(), *models.stacks.candidate.values())
@@ -937,8 +968,12 @@ def _is_without(code: str, shorter: str, but: re.Pattern[str] = _ANYTHING) -> bo
 
 
 def _is_scheduled(cause: Cause, lines: Both[CodeLine | None], models: Models | None) -> bool:
-    """Return True if a fix sets the rate of a step, which a schedule made of the rate that an optimizer starts from."""
-    if cause.kind != "learning_rate" or models is None or "@scheduler" not in models.lines.candidate:
+    """Return True if a fix sets the rate of a step, or the momentum, which a schedule made of what an optimizer starts
+    from.
+    """
+    if not cause.kind.startswith("learning_rate") or models is None:
+        return False
+    if not any(key.partition(":")[0] == "@scheduler" for key in models.lines.candidate):
         return False
     return lines.reference is None or not _shares_number(lines.reference.code, cause.fix)
 
@@ -947,7 +982,7 @@ def _with_argument(line: CodeLine, fix: str) -> str:
     """Return a line of code with the argument that a fix such as ``LayerNorm(..., eps=1e-05)`` names, or the argument
     alone if the line is a part of a call; empty if another part of the line is marked.
     """
-    call = re.fullmatch(r"[\w.()]+\(\.\.\., (\w+)=([^(),]+)\)(?:  #.*)?", fix)
+    call = re.fullmatch(r"[\w.()]+\(\.\.\., (\w+)=(\[[^]]*\]|[^(),]+)\)(?:  #.*)?", fix)
     if call is None or line.span is None:
         return ""
     start, end = line.span
@@ -1016,16 +1051,17 @@ def _with_reduction(line: CodeLine, cause: Cause) -> str:
     """Return the line with the reference's reduction in the place of the candidate's; empty unless the line calls the
     candidate's once, and nothing else than its result is taken.
     """
-    if not cause.proven or cause.kind != "reduction_form" or cause.values is None or line.span is None:
+    if not cause.proven or not cause.kind.startswith("reduction") or cause.values is None or line.span is None:
         return ""
     (start, end), (reference, candidate) = line.span, cause.values
-    calls = list(re.finditer(rf"\ba?{candidate}(?=\()", line.code[start:end]))
+    mentions = re.finditer(rf"\ba?{candidate}(?=\()|(?<=[\"']){candidate}(?=[\"'])", line.code)
+    calls = [each for each in mentions if start <= each.start() < end]
     # Along an axis, torch's maximum is a tuple, and the largest value alone has a name of its own.
     is_pair = re.match(r"\[|\.(?:values|indices)", line.code[end:]) or "," in line.code[end : end + 1]
     if len(calls) != 1 or is_pair:
         return ""
     name = reference if reference in ("mean", "sum") else f"a{reference}"
-    return f"{line.code[: start + calls[0].start()]}{name}{line.code[start + calls[0].end() :]}"
+    return f"{line.code[: calls[0].start()]}{name}{line.code[calls[0].end() :]}"
 
 
 def _named_as_made(fix: str, first: FirstDiff, models: Models | None) -> str:

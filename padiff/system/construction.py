@@ -137,6 +137,8 @@ class Source:
     named: dict[str, list[ast.expr]] = field(default_factory=dict)
     #: The name or the key that a dict has.
     owners: dict[ast.expr, str] = field(default_factory=dict)
+    #: The name or the key that the call has which a plain value is an argument of.
+    sections: dict[ast.expr, str] = field(default_factory=dict)
     #: The names of classes and functions that have another one here: ``Norm = nn.LayerNorm``.
     aliases: dict[str, str] = field(default_factory=dict)
     #: Learning rates that code sets itself, in a group of parameters.
@@ -176,9 +178,30 @@ class Source:
         return Frame(self.short, line, "", self.lines[line - 1].strip()[:_LONGEST])
 
 
+# Code that may run several times.
+_REPEATING = (ast.FunctionDef, ast.For, ast.ListComp, ast.DictComp, ast.GeneratorExp)
+
+
 class _Found(NamedTuple):
+    """An expression, and the call that runs the function around, where one of several is meant."""
+
     source: Source
     node: Any
+    caller: _Found | None = None
+
+    def frame(self) -> Frame:
+        """Return the line of the call that runs the function around, or of the expression."""
+        return self.source.frame(self.node) if self.caller is None else self.caller.frame()
+
+    def is_repeated(self) -> bool:
+        """Return True if an expression may run several times: in a function, a loop or a comprehension."""
+        around = (node for node in ast.walk(self.source.tree) if isinstance(node, _REPEATING))
+        return any(self.node in ast.walk(node) for node in around)
+
+    def is_held(self, names: Collection[str]) -> bool:
+        """Return True if a variable, an attribute or an entry of one of some names has the value."""
+        assigned = (values for (_, name), values in self.source.variables.items() if name in names)
+        return self.source.owners.get(self.node) in names or any(self.node in values for values in assigned)
 
 
 def construction_lines(
@@ -220,24 +243,30 @@ def _lines(
     for name, package in dict.fromkeys((name, package) for _, name, package in optimizers):
         keys = [key for key, *each in optimizers if each == [name, package]]
         calls = search.calls(name, package) or search.chosen_calls()
-        by_name = {key: [each for each in calls if each.source.targets.get(each.node) in names[key]] for key in keys}
+        by_name = {
+            key: [each for each in calls if each.is_held(names[key])] or search.called_for(calls, names[key])
+            for key in keys
+        }
         if any(by_name.values()):
-            built |= {key: held[0] for key, held in by_name.items() if len(held) == 1}
-        elif len(calls) == len(keys):
-            built |= dict(zip(keys, calls))
+            built |= {key: only[0] for key, only in by_name.items() if len(only) == 1}
+        elif len(calls) == len(keys) or (len(calls) == 1 and calls[0].is_repeated()):
+            built |= dict(zip(keys, calls * len(keys)))
     entries = {f"{key}.group.{name}": value for key in built for name, value in search.groups(built[key])}
-    built = search.roles({name for each in names.values() for name in each}) | built
+    built = search.roles(names, built) | built
     own = list(built)
     for layer in layers:
         found = search.expression(layer.path)
         if found is not None:
             built[layer.path] = found
-    lines = {key: found.source.frame(found.node) for key, found in built.items()}
+    lines = {key: found.frame() for key, found in built.items()}
     values: dict[str, dict[Frame, None]] = {}
     # Layers that a loop makes have one call.
-    for key, found in {found.node: (key, found) for key, found in reversed(built.items())}.values():
-        frame = found.source.frame(found.node)
-        for argument, definition in [*search.definitions(found, deep=key in own), *search.class_arguments(key)]:
+    for key, found in {found: (key, found) for key, found in reversed(built.items())}.values():
+        frame = found.frame()
+        whole = [("@call", found)] if found.caller is not None else []
+        whole += search.parameters(found) if key.startswith("@scheduler") else []
+        inside = search.definitions(found, deep=key in own)
+        for argument, definition in [*whole, *inside, *search.class_arguments(key)]:
             value = definition.source.frame(definition.node)
             if value != frame:
                 values.setdefault(f"{frame.file}:{frame.line}#{argument}", {})[value] = None
@@ -363,12 +392,28 @@ class _Search:
                         places.append(_Found(source, call))
         return places
 
-    def roles(self, optimizers: Collection[str]) -> dict[str, _Found]:
-        """Return the only call of each role, by the role's key.
+    def callers(self, found: _Found) -> list[_Found]:
+        """Return the calls of the user's function around an expression, or the one that is meant."""
+        scope = found.source.scopes.get(found.node)
+        name = "" if scope is None else found.source.names[scope]
+        if found.caller is not None:
+            return [found.caller]
+        return [_Found(source, call) for source in self._sources for call in source.calls.get(name, ())]
+
+    def called_for(self, calls: Sequence[_Found], names: Collection[str]) -> list[_Found]:
+        """Return calls in a function, each with the call of that function whose result has one of some names."""
+        return [
+            each._replace(caller=caller) for each in calls for caller in self.callers(each) if caller.is_held(names)
+        ]
+
+    def roles(self, names: Mapping[str, Collection[str]], built: Mapping[str, _Found]) -> dict[str, _Found]:
+        """Return the only call of each role, by the role's key, or of each role and optimizer: ``@step:optimizer.1``.
 
         Args:
-            optimizers: the names of variables that hold optimizers.
+            names: the names of variables that hold each optimizer, by key.
+            built: the construction of each optimizer, by key.
         """
+        optimizers = {name for each in names.values() for name in each}
         found: dict[str, list[_Found]] = {}
         for source in self._sources:
             for name, calls in source.calls.items():
@@ -383,9 +428,7 @@ class _Search:
                     each = (
                         role or by_argument or ("@scheduler" if source.full_name(call).startswith(_SCHEDULERS) else "")
                     )
-                    owner = call.func.value if isinstance(call.func, ast.Attribute) else call
-                    named = {key_of(part) for part in (owner, *call.args)}
-                    if name == "step" and ("optim" in ast.unparse(call) or not named.isdisjoint(optimizers)):
+                    if name == "step" and ("optim" in ast.unparse(call) or self._mentions_any(call, optimizers)):
                         each = "@step"  # of the optimizer, or of a scaler with the optimizer
                     if source.full_name(call).startswith(_INITIALIZERS):
                         each = "@init"
@@ -396,16 +439,21 @@ class _Search:
         roles = {role: calls[0] for role, calls in found.items() if len(calls) == 1}
         several = [role for role in ("@init", "@zero_grad") if role == "@init" or role not in roles]
         roles |= {f"{role}:{k}": each for role in several for k, each in enumerate(found.get(role, ()))}
+        for role in ("@zero_grad", "@step", "@scheduler"):
+            for key, variables in names.items() if len(names) > 1 else ():
+                of_key = self._of_optimizer(role, found.get(role, ()), variables, built.get(key))
+                if len(of_key) == 1:
+                    roles[f"{role}:{key}"] = of_key[0]
         rates = [_Found(source, rate) for source in self._sources for rate in source.rates]
         if "@scheduler" not in found and len(rates) == 1:
             roles["@scheduler"] = rates[0]
         schedule = roles.get("@scheduler")
         name = "" if schedule is None else schedule.source.targets.get(schedule.node, "")
         if schedule is not None and name:
-            steps = schedule.source.calls.get("step", ())
-            steps = [call for call in steps if isinstance(call.func, ast.Attribute) and key_of(call.func.value) == name]
+            steps = [_Found(source, call) for source in self._sources for call in source.calls.get("step", ())]
+            steps = [each for each in steps if self._mentions_any(each.node, {name})]
             if len(steps) == 1:
-                roles["@scheduled"] = _Found(schedule.source, steps[0])
+                roles["@scheduled"] = steps[0]
         intervals = [_Found(each, value) for each in self._sources for _, _, value in each.defined.get("interval", ())]
         if "@scheduled" not in roles and len(intervals) == 1:
             roles["@scheduled"] = intervals[0]  # of Lightning
@@ -431,6 +479,28 @@ class _Search:
         if len(order) == 3 and len(scopes) == 1 and places == sorted(places):
             roles["@zeroed"] = roles["@zero_grad"]
         return roles
+
+    def _of_optimizer(
+        self, role: str, calls: Sequence[_Found], names: Collection[str], construction: _Found | None
+    ) -> list[_Found]:
+        """Return the calls of a role that are of one of several optimizers, by its names; a schedule may be made in the
+        function that makes the optimizer, or that is given it.
+        """
+        calls_of_names = [each for each in calls if len(calls) > 1 and self._mentions_any(each.node, names)]
+        if calls_of_names or role != "@scheduler":
+            return calls_of_names
+        maker = None if construction is None else construction.caller
+        return [
+            each._replace(caller=caller)
+            for each in calls
+            for caller in self.callers(each)
+            if caller == maker or self._mentions_any(caller.node, names)
+        ]
+
+    def _mentions_any(self, call: ast.Call, names: Collection[str]) -> bool:
+        """Return True if the object whose method a call is, or an argument, has one of some names."""
+        owner = [call.func.value] if isinstance(call.func, ast.Attribute) else []
+        return not {*names}.isdisjoint(map(key_of, (*owner, *call.args, *(each.value for each in call.keywords))))
 
     def _is_method(self, name: str) -> bool:
         functions = [source.functions[name] for source in self._sources if name in source.functions]
@@ -537,6 +607,16 @@ class _Search:
                 definition = self._definition(element, owner, {*ast.walk(owner.node)})
                 if definition is not None:
                     yield key_of(element), definition
+
+    def parameters(self, found: _Found) -> Iterator[tuple[str, _Found]]:
+        """Yield the names of the parameters of the function around a call, with the expression of the plain value:
+        functions inside may read it.
+        """
+        scope = found.source.scopes.get(found.node)
+        for each in () if scope is None else (*scope.args.args, *scope.args.kwonlyargs):
+            value = self._definition(ast.Name(each.arg), found, set())
+            if value is not None:
+                yield each.arg, value
 
     def choices(self, built: Mapping[str, _Found]) -> dict[str, Frame]:
         """Return the lines that have the key by which a table of classes gives a layer, as ``@choice:path#0``; the key
@@ -656,13 +736,15 @@ class _Search:
         if isinstance(value, ast.Dict) or called_name(value) in _DICTS:
             for _, name, each in definitions_in(value):
                 yield name, _Found(found.source, each)
+            for entry, each in zip(value.keys, value.values) if isinstance(value, ast.Dict) else ():
+                yield from self._spread(each, found, depth + 1) if entry is None else ()
         elif isinstance(value, ast.Name):
             if scope is not None and scope.args.kwarg is not None and scope.args.kwarg.arg == value.id:
-                name, own = found.source.names[scope], {each.arg for each in (*scope.args.args, *scope.args.kwonlyargs)}
-                calls = [_Found(source, call) for source in self._sources for call in source.calls.get(name, ())]
+                parameters = {each.arg for each in (*scope.args.args, *scope.args.kwonlyargs)}
+                calls = self.callers(found)
                 if len(calls) == 1:
                     for key, definition in self.definitions(calls[0], deep=False):
-                        if key not in own:
+                        if key not in parameters:
                             yield key, definition
                 return
             values = found.source.variables.get((scope, value.id)) or found.source.variables.get((None, value.id), [])
@@ -705,7 +787,7 @@ class _Search:
         passed = [
             (argument(each.node, value.id, place), each)
             for each in self._given(found.source.names[scope], value.id, place)
-            if each.node is not found.node
+            if each.node is not found.node and (found.caller is None or each.node is found.caller.node)
         ]
         return [(value, each) for value, each in passed if value is not None]
 
@@ -737,7 +819,7 @@ class _Search:
                 ]
                 # Several calls that hand on one value have it.
                 return read[0] if len({None if each is None else each.node for each in read}) == 1 else None
-            calls = [_Found(source, call) for source in self._sources for call in source.calls.get(function, ())]
+            calls = self.callers(found)
             if len(calls) == 1 and calls[0].node is not found.node and depth <= _DEEPEST:
                 spread = [keyword.value for keyword in calls[0].node.keywords if keyword.arg is None]
                 entries = [entry for each in spread for entry in self._spread(each, calls[0], depth + 1)]
@@ -761,6 +843,8 @@ class _Search:
             of_kind = [(called, each) for each_kind, called, each in defined if each_kind == kind]
             if len(of_kind) > 1 and kind in _SECTIONS:
                 of_kind = [each for each in of_kind if each[0] == section] or of_kind
+            elif len(of_kind) > 1 and kind == "call":
+                of_kind = [each for each in of_kind if each[1].source.sections.get(each[1].node) == section]
             if of_kind:
                 return of_kind[0][1] if len(of_kind) == 1 else None
         return None
@@ -1111,6 +1195,9 @@ def _parse(file: str, short: str, changed: int) -> Source:
                 source.rates.append(node.value)
                 if scope is not None:
                     source.scopes[node.value] = scope
+        if isinstance(node, ast.AnnAssign) and node.value is not None:
+            inner = (each for each in ast.walk(node.value) if isinstance(each, ast.Call))
+            source.owners |= dict.fromkeys(inner, key_of(node.target))
         if isinstance(node, ast.Assign) and len(node.targets) == 1:
             source.targets[node.value] = source.owners[node.value] = key_of(node.targets[0])
         if classes:
@@ -1129,12 +1216,15 @@ def _parse(file: str, short: str, changed: int) -> Source:
             of = source.owners.get(node, "")
         for how, defined, value in definitions_in(node):
             source.defined.setdefault(defined, []).append((how, of, value))
+            source.sections[value] = source.owners.get(node, "") if isinstance(node, ast.Call) else ""
     for values in source.variables.values():
         values.sort(key=lambda value: value.lineno)
     renamed = {name: whole.rpartition(".")[2] for name, whole in source.modules.items() if "." in whole}
     for (scope, name), values in source.variables.items():
-        if scope is None and len(values) == 1 and isinstance(values[0], (ast.Attribute, ast.Name)):
-            renamed[name] = key_of(values[0])
+        if len(values) == 1 and isinstance(values[0], (ast.Attribute, ast.Name)):
+            whole = source.full_name(ast.Call(values[0], [], []))
+            if scope is None or whole.partition(".")[0] in _FRAMEWORKS:
+                renamed[name] = key_of(values[0])
     source.aliases = {name: other for name, other in renamed.items() if other != name and name not in source.classes}
     for name, other in source.aliases.items():
         if name in source.calls:

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from itertools import permutations, product
 
 from padiff.frameworks.catalog import number_text
+from padiff.records.diagnostic import line_of_role
 from padiff.records.recorded import ROOT
 from padiff_cli.fix.drafts import CALLS, LINES, OTHERS, Drafts
 from padiff_cli.fix.matching import Change, Match, UnwritableError, Writer
@@ -374,7 +375,7 @@ class LoopRules(Drafts):
                 statement = source.statement_around(call)
                 if name and name not in schedules and isinstance(statement, ast.Expr) and statement.value is call:
                     places.append((source, statement, name))
-        frame = self._models.lines.candidate.get("@step")
+        frame = line_of_role(("@step",), self._fault.first, self._models).candidate
         exact = [
             each for each in places if frame is not None and (each[0].file, each[1].lineno) == (frame.file, frame.line)
         ]

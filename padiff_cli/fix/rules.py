@@ -582,14 +582,14 @@ def _is_about(key: str, fault: Fault) -> bool:
         return stage in ("update", "grad") or kind.startswith("clip")
     if key == "@clip":
         return stage == "grad" or kind.startswith("clip")
-    if key == "@scheduler":
+    if key.startswith("@scheduler"):
         return kind in ("learning_rate", "lr") or stage == "update"
     if key == "@loader":
         is_shape = fault.first.diff is not None and fault.first.diff.problem is not None
         return stage == "input" or kind in ("sizes", "labels") or is_shape
     if key.startswith("@loss:") or key in ("@total", "@backward"):
         return stage in ("loss", "backward", "grad")
-    return key in ("@zero_grad", "@step") and stage in ("grad", "update")
+    return key.startswith(("@zero_grad", "@step")) and stage in ("grad", "update")
 
 
 def _frames(side: tuple[tuple[str, ...], object]) -> list[Frame]:

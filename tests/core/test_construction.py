@@ -119,6 +119,73 @@ def test_two_optimizers_of_two_calls_are_in_order_and_of_one_call_unknown(tmp_pa
     assert "optimizer.0" not in lines_of(tmp_path, "class Net: pass\na = AdamW(1) \n", {"(root)": "Net"}, two)
 
 
+SECTIONS = """
+    from dataclasses import dataclass, field
+    import torch
+
+    @dataclass
+    class Of:
+        rate: float
+
+    @dataclass
+    class Config:
+        first: Of = field(default_factory=lambda: Of(rate=1e-4))
+        second: Of = field(default_factory=lambda: Of(rate=4e-4))
+
+    class Net: pass
+
+    def schedule(optimizer, begin, end=9):
+        return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(step / begin, end))
+
+    c = Config()
+    a = torch.optim.AdamW(Net().parameters(), c.second.rate)
+    of_a = schedule(a, begin=3)
+"""
+
+
+def test_a_value_is_read_from_its_section_and_a_schedule_reads_parameters(tmp_path):
+    found = lines_of(tmp_path, SECTIONS, {"(root)": "Net"}, {"optimizer.0": AdamW})
+    values = {key.partition("#")[2]: code for key, code in found.items() if "#" in key}
+    assert values["rate#0"] == "second: Of = field(default_factory=lambda: Of(rate=4e-4))"
+    assert values["begin#0"] == "of_a = schedule(a, begin=3)"
+
+
+HELPERS = """
+    import torch
+    from torch.optim.lr_scheduler import CosineAnnealingLR
+
+    class Net: pass
+
+    def adam(net, rate, betas=(0.5, 0.99)):
+        return torch.optim.AdamW(net.parameters(), lr=rate, betas=betas)
+
+    def schedule(optimizer, steps):
+        return CosineAnnealingLR(optimizer, T_max=steps)
+
+    a = adam(Net(), 1e-3)
+    b = adam(Net(), 2e-3, (0.9, 0.95))
+    of_a = schedule(a, 5)
+    of_b = schedule(b, 7)
+    a.step()
+    b.step()
+"""
+
+
+def test_optimizers_of_one_helper_have_the_calls_of_the_helper(tmp_path):
+    two = {"optimizer.0": AdamW, "optimizer.1": AdamW}
+    names = {"optimizer.0": {"a"}, "optimizer.1": {"b"}}
+    found = lines_of(tmp_path, HELPERS, {"(root)": "Net"}, two, names)
+    assert (found["optimizer.0"], found["optimizer.1"]) == (
+        "a = adam(Net(), 1e-3)",
+        "b = adam(Net(), 2e-3, (0.9, 0.95))",
+    )
+    assert (found["@step:optimizer.0"], found["@step:optimizer.1"]) == ("a.step()", "b.step()")
+    assert "return torch.optim.AdamW(net.parameters(), lr=rate, betas=betas)" in found.values()
+    default = [code for key, code in found.items() if "#betas#" in key]
+    assert "def adam(net, rate, betas=(0.5, 0.99)):" in default
+    assert found["@scheduler:optimizer.1"] == "of_b = schedule(b, 7)"
+
+
 @pytest.mark.parametrize("source", ["class Net(:\n", "\x00", "class Net:\n  pass\n" + "(" * 5000])
 def test_source_that_is_no_python_gives_no_line(tmp_path, source):
     assert lines_of(tmp_path, source, {"(root)": "Net"}) == {}

@@ -415,17 +415,42 @@ SMOOTHED = [
     for text, made in ((TORCH, "torch.tensor"), (PADDLE, "paddle.to_tensor"))
 ]
 
+LOOP = "a, b = net(x), net(x * 0.5)\n        (a - b + 0.1).exp()"
+SWAPPED = [text.replace("net(x).square()", LOOP) for text in (TORCH, PADDLE)]
+AXES = [
+    text.replace("net(x).square()", f"net(x).mean({axis}=(1,)).exp()")
+    for text, axis in ((TORCH, "dim"), (PADDLE, "axis"))
+]
+DROPPED = TORCH.replace(
+    "return self.down(x)", "x = nn.functional.dropout(x, 0.2, self.training)\n        return self.down(x)"
+)
+DROPS = "dropout(x, 0.2, self.training)"
+
 
 @pytest.mark.parametrize(
     ("programs", "before", "after", "code", "fix"),
     [
+        (SWAPPED, "(a - b ", "(b - a ", "(b - a ", "(a - b + 0.1).exp()"),
+        (AXES, "axis=(1,)", "axis=(0,)", "axis=(0,)", "axis=[1]"),
+        ((TORCH, PADDLE), "square().sum()", "square().mean()", "square().mean()", "square().sum()"),
+        ((DROPPED, DROPPED), DROPS, DROPS.replace("self", "not self"), "not self.training", DROPS),
         ((TABLES[0], TABLES[1].replace(WRONG, RIGHT)), RIGHT, WRONG, WRONG, RIGHT),
         (TARGETS, ".detach()", "", "net(x * 0.5)).square()", "net(x * 0.5).detach()).square()"),
         (SCALED, "* 0.2 + 0.3", "* 0.3 + 0.2", "* 0.3 + 0.2", "* 0.2 + 0.3"),
         (SKIPPED, " * math.sqrt(2.0)", "", "x = self.norm(self.up(x))", "self.norm(self.up(x)) * math.sqrt(2.0)"),
         (SMOOTHED, "label_smoothing=0.2", "", "nn.CrossEntropyLoss()", "nn.CrossEntropyLoss(label_smoothing=0.2)"),
     ],
-    ids=["same number", "detach", "numbers exchanged", "scale", "class of a loss"],
+    ids=[
+        "operands",
+        "axes",
+        "reduction",
+        "dropout",
+        "same number",
+        "detach",
+        "numbers exchanged",
+        "scale",
+        "class of a loss",
+    ],
 )
 def test_the_line_of_a_port_is_shown_as_it_has_to_be(found, programs, before, after, code, fix):
     fault = found(programs[0], before, after, programs[1])
@@ -435,8 +460,9 @@ def test_the_line_of_a_port_is_shown_as_it_has_to_be(found, programs, before, af
 
 def test_the_call_that_one_of_two_optimizers_lacks_is_shown(found):
     fault = found(TWO, "        opt_second.zero_grad()\n", "")
-    assert fault.places.candidate is None
+    assert fault.places.candidate.code == "opt_second.step()"
     assert fault.places.reference.code == "opt_second.zero_grad()"
+    assert (fault.fix.text.partition("  #")[0], fault.fix.new) == ("opt_second.zero_grad()", None)
 
 
 def test_the_line_that_chooses_the_parameters_of_a_group_is_shown(found):

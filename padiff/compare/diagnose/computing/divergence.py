@@ -419,8 +419,8 @@ def divergences(sheet: FormulaView, candidate: FormulaView) -> Iterator[Edit]:
             text = "; ".join(dict.fromkeys(texts))
             activation = len(texts) == 1 and sheet.nodes[cuts[0][0]].operation == "act" and not sum(steps)
             kind = "activation" if activation else "code"
-            at, (k, other) = min(groups[0][0]), cuts[0]
-            names = _activations(sheet, candidate, k, other) if activation else None
+            names = _activations(sheet, candidate, *cuts[0]) if activation else None
+            at, other = map(min, groups[0])
             # Of many differences in what two authors wrote, most are no fault.
             few = text.count("; ") < _PARTS
             yield Edit(kind, "other code", text, changes, 4 + sum(steps), 0, at, few, other=other, values=names)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -217,9 +218,9 @@ def _counts(sheet: FormulaView, value: np.ndarray) -> bool:
 
 def described(
     own: Terms, other: Terms | None, sheet: FormulaView | None, weighing: Weighing, surplus: bool
-) -> tuple[str, str, Both[Frame | None]] | None:
-    """Return the kind and the text of a difference in weights, and the lines of the reference's and the candidate's
-    code; `None` if there is none, or it has several forms.
+) -> tuple[str, str, Both[Frame | None], Both[Any] | None] | None:
+    """Return the kind and the text of a difference in weights, the lines of the reference's and the candidate's code,
+    and the reductions of both, if they differ; `None` if there is no such difference, or it has several forms.
 
     Args:
         own: the terms that explain the other side's loss.
@@ -237,7 +238,7 @@ def described(
         return None
     owner, lacking = ("the candidate", "the reference") if surplus else ("the reference", "the candidate")
     texts, kinds = [], []
-    weights = Both(0.0, 0.0)
+    amounts: Both[Any] = Both(0.0, 0.0)
     for ratio in changed:
         places = [k for k, each in enumerate(ratios) if math.isclose(each, ratio, rel_tol=_SAME, abs_tol=1e-12)]
         if not ratio:
@@ -256,7 +257,7 @@ def described(
         if any(np.count_nonzero(own.columns[:, k]) < 2 for k in places):
             return None  # of terms without slopes only the sum is known
         whole = len(places) == len(ratios)
-        kind, text, weights = _counted(own, other, places, ratio, surplus)
+        kind, text, amounts = _counted(own, other, places, ratio, surplus)
         if whole and kind != "reduction":
             return None  # a scale of the whole loss is an effect of many causes
         if not changed[0] and len(changed) == 2 and len(places) == len(ratios) - 1:
@@ -266,12 +267,13 @@ def described(
         kinds.append(kind)
     places = [k for k, each in enumerate(ratios) if each != 1.0]
     partner = None if other is None else _partner(own, other, places)
-    own_weight, other_weight = weights.swapped(surplus)
+    reductions = amounts if isinstance(amounts.reference, str) and len(texts) == 1 else None
+    own_weight, other_weight = amounts.swapped(surplus) if kinds[0] != "reduction" else (0.0, 0.0)
     line = _line(own, places, kinds[0], own_weight)
     other_line = None if sheet is None else sheet.line(sheet.last)
     if other is not None and partner is not None:
         other_line = _line(other, partner, kinds[0], other_weight) or other_line
-    return kinds[0], "; ".join(texts), Both(line, other_line).swapped(surplus)
+    return kinds[0], "; ".join(texts), Both(line, other_line).swapped(surplus), reductions
 
 
 def _calls_as_many(own: Terms, sheet: FormulaView, places: Sequence[int]) -> bool:
@@ -384,9 +386,11 @@ def _scales(terms: Terms, places: Sequence[int]) -> list[_Scale]:
 
 def _counted(
     terms: Terms, other: Terms | None, places: Sequence[int], ratio: float, surplus: bool
-) -> tuple[str, str, Both[float]]:
-    """Return the kind and the text of terms that count more or less, and their weights; zeros if not known."""
-    unknown = Both(0.0, 0.0)
+) -> tuple[str, str, Both[Any]]:
+    """Return the kind and the text of terms that count more or less, and their weights, zeros if not known, or their
+    reductions.
+    """
+    unknown: Both[Any] = Both(0.0, 0.0)
     scales = _scales(terms, places)
     partner = None if other is None else _partner(terms, other, places)
     if other is not None and partner is not None:
@@ -404,14 +408,14 @@ def _counted(
                 text = f"the weight of {{term}} is {weights[0]:.4g} for the reference's {weights[1]:.4g}"
                 return "loss_term_weight", text + sign, Both(weights[1], weights[0])
             divisors = candidate.count / weights[0], reference.count / weights[1]
-            ends = candidate.divisor_text(divisors[0]), reference.divisor_text(divisors[1])
+            ends, values = (candidate.divisor_text(divisors[0]), reference.divisor_text(divisors[1])), unknown
             if divisors[0] == 1.0:
-                text = f"{{term}} is the sum for the mean: it is not divided by {ends[1]}"
+                text, values = f"{{term}} is the sum for the mean: it is not divided by {ends[1]}", Both("mean", "sum")
             elif divisors[1] == 1.0:
-                text = f"{{term}} is the mean for the sum: it is divided by {ends[0]}"
+                text, values = f"{{term}} is the mean for the sum: it is divided by {ends[0]}", Both("sum", "mean")
             else:
                 text = f"{{term}} is divided by {ends[0]}, in the reference by {ends[1]}"
-            return "reduction", text + sign, unknown
+            return "reduction", text + sign, unknown if sign else values
     times = 1 / ratio if surplus else ratio
     if times < 0:
         how = "with the other sign" if math.isclose(times, -1.0, rel_tol=_SAME) else _times(times)

@@ -18,7 +18,15 @@ from itertools import combinations
 import numpy as np
 
 from padiff.compare.diagnose.computing.divergence import Number, divergences, numbers, read_numbers, solved
-from padiff.compare.diagnose.computing.edit import CHOICE, SIDES_OF_EDITS, Edit, FormulaView, Target, dropped_terms
+from padiff.compare.diagnose.computing.edit import (
+    CHOICE,
+    SIDES_OF_EDITS,
+    Argument,
+    Edit,
+    FormulaView,
+    Target,
+    dropped_terms,
+)
 from padiff.compare.diagnose.computing.formula import UnknownError
 from padiff.compare.diagnose.computing.operation_edits import (
     exchanged_operations,
@@ -67,6 +75,9 @@ _OF_OPERANDS = frozenset({"parts_order", "axes_order"})
 
 # Kinds of edits that put another function in the place of one.
 _OTHER_FUNCTIONS = frozenset({"activation", "axis", "reduction_form", "softmax_axis"})
+
+# Names of an axis in either framework.
+_AXES = ("dim", "axis")
 
 Look = Callable[[np.ndarray], np.ndarray]
 Maker = Callable[[FormulaView], Iterable[Edit]]
@@ -130,7 +141,7 @@ class Case:
     def _other_line(self, found: Found, other: FormulaView) -> Frame | None:
         """Return the other side's line that belongs to an edited node: of the partner's call; if the other side makes
         no such call, the line that goes on with what the call takes, or that makes it: what is more like the edited
-        line.
+        line. A partner that hands on what it takes, such as a dropout that drops nothing, is no node.
         """
         edit, sheet = found.edit, found.sheet
         partner = self._partner(found, other)
@@ -143,8 +154,18 @@ class Case:
         ):
             followers |= {sheet.nodes[g].operation for g in given}  # the other side takes it in another shape
             given = tuple(above for g in given for above in sheet.nodes[g].given)
+        equal += [k for k, node in enumerate(other.nodes) if node.operation == "cast" and node.given[0] in equal]
+        tensors = {other.tensor(k) for k in equal} - {None}
+        for call in other.graph.trace.calls if edit.at >= 0 else ():
+            if call.function == sheet.function(edit.at) != "" and tensors & {each.tensor for each in call.inputs}:
+                return call.line
         takers = [k for k, node in enumerate(other.nodes) if {*equal} & {*node.given}]
-        takers = [k for k in takers if other.nodes[k].operation in followers] or takers
+        following = [
+            k
+            for k in takers
+            if followers & {other.nodes[k].operation, *(other.nodes[user].operation for user in other.users(k))}
+        ]
+        takers = following or takers
         lines = [line for line in (*map(other.line, takers), *map(other.maker, equal)) if line is not None]
         edited = sheet.line(edit.at)
         code = "" if edited is None else edited.code
@@ -208,14 +229,17 @@ class Case:
 
         Empty unless each of the candidate's calls that has the other value has a partner with the reference's.
         """
-        place, argument = self.scene.place, found.edit.argument
+        argument = found.edit.argument or self._read_argument(found)
         spelling, frameworks = SPELLINGS.get(self.scene.frameworks.candidate), self.scene.frameworks
-        if argument is None or spelling is None or place is None or place.graphs is None:
+        if argument is None or spelling is None or self.graphs is None:
             return ""
         if not argument.names.keys() >= {frameworks.reference, frameworks.candidate}:
             return ""
-        layer, function = found.sheet.layer(found.edit.at), found.sheet.function(found.edit.at)
-        calls = place.graphs.zip(Both(layer, self._layer(layer))).map(lambda side: _calls(side[0], function, side[1]))
+        edit = found.edit
+        layer, function = found.sheet.layer(edit.at), found.sheet.function(edit.at)
+        calls = self.graphs.zip(Both(layer, self._layer(layer) or layer)).map(
+            lambda side: _calls(side[0], function, side[1])
+        )
         wrong = calls.zip(frameworks).map(
             lambda side: [argument.is_wrong_in(call.arguments, side[1], axes) for call, axes in side[0]]
         )
@@ -228,7 +252,31 @@ class Case:
         value = f"{argument.names[frameworks.candidate]}={literal(argument.right)}"
         noun = "lines" if len(changed) > 1 else "line"
         where = f"  # {noun} {' and '.join(map(str, sorted(changed)))}" if len(calls.candidate) > 1 else ""
-        return f"{spelling.layers}.functional.{function}(..., {value}){where}"
+        module = spelling.layers + ".functional" if edit.argument is not None else frameworks.candidate
+        return f"{module}.{function}(..., {value}){where}"
+
+    def _read_argument(self, found: Found) -> Argument | None:
+        """Return the argument that differs between an edited node's call and its partner's, if it is the only one and
+        means the same in both frameworks; else `None`.
+        """
+        edit, other = found.edit, self.sheets.candidate
+        about = -1 if other is None or edit.other < 0 or found.surplus else other.nodes[edit.other].about
+        if other is None or about < 0 or found.sheet.nodes[edit.at].about < 0 or len(edit.changes) != 1:
+            return None
+        frameworks = self.scene.frameworks
+        calls = found.sheet.graph.trace.calls[found.sheet.nodes[edit.at].about], other.graph.trace.calls[about]
+        is_ported = frameworks.reference != frameworks.candidate
+        sides = [
+            {("axis" if is_ported and name in _AXES else name): (name, value) for name, value in call.arguments.items()}
+            for call in calls
+        ]
+        if calls[0].function != calls[1].function or sides[0].keys() != sides[1].keys():
+            return None
+        differing = [name for name in sides[0] if sides[0][name][1] != sides[1][name][1]]
+        if len(differing) != 1 or (is_ported and differing != ["axis"]):
+            return None
+        (right_name, right), (wrong_name, wrong) = (side[differing[0]] for side in sides)
+        return Argument({frameworks.reference: right_name, frameworks.candidate: wrong_name}, right, wrong, None)
 
 
 def _computes(other: FormulaView, found: Found) -> bool:

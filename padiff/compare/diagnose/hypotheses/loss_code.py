@@ -931,7 +931,7 @@ def _weighed(case: _Case, sums: _Sums | None, scalar: bool) -> Hypothesis | None
         text = None if own is None or weighing is None else described(own, other, sheet, weighing, surplus)
         if weighing is None or text is None:
             continue
-        kind, sentence, lines = text
+        kind, sentence, lines, reductions = text
         return Hypothesis(
             kind,
             "the weight of a term",
@@ -941,6 +941,7 @@ def _weighed(case: _Case, sums: _Sums | None, scalar: bool) -> Hypothesis | None
             0 if None not in sides else len(weighing.ratios),
             code=True,
             lines=lines,
+            values=reductions,
         )
     return None
 
