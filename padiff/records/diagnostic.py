@@ -49,6 +49,8 @@ _OF_STEP = {
 }
 # Kinds of causes of a first diff in an input that no line that makes data shows.
 _NOT_OF_DATA = ("model", "step_repeated")
+# The object whose mode a line sets.
+_MODE = re.compile(r"(\w+)\.(?:train|eval)\(")
 # Kinds of causes that the line of the data loader shows.
 _OF_LOADER = ("batch_order", "input_order", "sizes")
 # Kinds of causes for which the call itself is wrong, not one of its arguments.
@@ -450,6 +452,10 @@ def _lines_of(first: FirstDiff, models: Models) -> Both[Frame | None]:
     clears = "@zero_grad" in role and any(key.startswith("@zero_grad") for key in models.lines.candidate)
     cleared = _changed_line(models, role[0]) if clears else None
     in_role = cleared or in_role  # one optimizer of several is left out
+    if kind == "mode":
+        paths = Both(first.reference, first.candidate)
+        tops = models.layers.map(lambda layers: {each.path for each in layers if each.path and "." not in each.path})
+        in_role = Both(*map(_of_its_model, in_role, paths, tops, models.lines))
     frames = models.stacks.zip(models.lines).map(lambda side: [*chain(*side[0].values()), *side[1].values()])
     called = first.code.zip(first.stacks.zip(frames)).map(lambda side: side[0] or _innermost(side[1]))
     if (first.stage == "input" or kind == "labels") and kind not in _NOT_OF_DATA:
@@ -681,6 +687,14 @@ def _role(first: FirstDiff, kind: str) -> tuple[str, ...]:
         is_weight = first.slot.endswith((".input.weight", ".input.pos_weight"))
         return ("@total", loss_key(function)) if ".input." in first.slot and not is_weight else (loss_key(function),)
     return ()
+
+
+def _of_its_model(
+    frame: Frame | None, path: str | None, models: Collection[str], lines: Mapping[str, Frame]
+) -> Frame | None:
+    """Return the line that sets a layer's mode; if that is of another one of several models, where its own is made."""
+    receiver, model = _MODE.search(frame.code) if frame is not None else None, (path or "").partition(".")[0]
+    return lines.get(model) if receiver is not None and receiver[1] in {*models} - {model} else frame
 
 
 def _defined(lines: Mapping[str, Frame], made: Frame | None, first: FirstDiff) -> Frame | None:

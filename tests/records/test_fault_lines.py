@@ -465,6 +465,36 @@ def test_the_call_that_one_of_two_optimizers_lacks_is_shown(found):
     assert (fault.fix.text.partition("  #")[0], fault.fix.new) == ("opt_second.zero_grad()", None)
 
 
+MODES = """
+import padiff, torch
+from torch import nn
+
+def net(width):
+    return nn.Sequential(nn.Linear(4, width), nn.BatchNorm1d(width), nn.Linear(width, 2))
+
+torch.manual_seed(0)
+student = net(4)
+teacher = net(8)
+teacher.eval()
+student.train()
+opt = torch.optim.SGD(student.parameters(), lr=0.1)
+with padiff.record(nn.ModuleDict({"student": student, "teacher": teacher}), "RUN", optimizer=opt) as rec:
+    for x in torch.randn(3, 8, 4):
+        with torch.no_grad():
+            soft = teacher(x)
+        opt.zero_grad()
+        (student(x) - soft).square().mean().backward()
+        opt.step()
+        rec.try_dump()
+"""
+
+
+def test_the_mode_of_another_model_is_not_the_line_of_a_mode(found):
+    diagnostic = found(MODES, "teacher.eval()\n", "\n")
+    assert "mode eval against train" in diagnostic.cause.text
+    assert diagnostic.places.candidate.code.startswith("return nn.Sequential(")
+
+
 def test_the_line_that_chooses_the_parameters_of_a_group_is_shown(found):
     program = PROGRAM.replace("def groups", 'SPARED = ("bias",)\n\ndef groups')
     for test, condition in (("> 1", "not n.endswith(SPARED)"), ("== 1", "n.endswith(SPARED)")):
