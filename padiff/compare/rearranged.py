@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import chain, product
+from itertools import product
 
 import numpy as np
 
@@ -589,35 +589,37 @@ def _meets_again(diff: Diff, steps: Both[Step]) -> bool:
 
     One of them may take the mean of several terms at once.
     """
-    losses: Both[set[float]] = Both(set(), set())
-    means: Both[set[float]] = Both(set(), set())
-    for record, step, numbers, others in zip(diff.pair.sides, steps, losses, means):
-        graph = Graph(step.trace)
-        source = None if record is None else graph.tensor_of(record)
-        for k in [] if source is None else _derived(graph, source, True, LOOP):
-            values = graph.values(k) if k != source and "float" in step.trace.tensors[k].dtype else None
-            if values is not None:
-                (numbers if values.size == 1 else others).add(abs(float(values.mean())))
-    pairs = chain(
-        product(*losses), product(losses.reference, means.candidate), product(means.reference, losses.candidate)
+    sizes = _computed(diff, steps, LOOP).map(lambda tensors: [(abs(float(t.mean())), t.size == 1) for t in tensors])
+    return any(
+        first and (is_loss or is_partner_loss) and math.isclose(first, second, rel_tol=_SAME_LOSS)
+        for (first, is_loss), (second, is_partner_loss) in product(*sizes)
     )
-    return any(first and math.isclose(first, second, rel_tol=_SAME_LOSS) for first, second in pairs)
 
 
 def _makes_the_same(diff: Diff, steps: Both[Step]) -> bool:
     """Return True if both sides compute, from the two tensors and on the way to the loss, one tensor of features."""
-    features: Both[list[np.ndarray]] = Both([], [])
-    for record, step, tensors in zip(diff.pair.sides, steps, features):
-        graph = Graph(step.trace)
-        source = None if record is None else graph.tensor_of(record)
-        for k in [] if source is None else _derived(graph, source, True):
-            values = graph.values(k) if k != source and "float" in step.trace.tensors[k].dtype else None
-            if values is not None and values.size > 1 and np.isfinite(values).all() and np.ptp(values) > 0:
-                tensors.append(values.ravel())
+    features = _computed(diff, steps).map(lambda tensors: [t.ravel() for t in tensors if t.size > 1 and np.ptp(t) > 0])
     return any(
         first.size == second.size and np.allclose(first, second, rtol=0, atol=_SAME_LOSS * float(np.abs(first).max()))
         for first, second in product(*features)
     )
+
+
+def _computed(diff: Diff, steps: Both[Step], layer: str | None = None) -> Both[list[np.ndarray]]:
+    """Return the finite tensors that either side computes from its tensor of a diff, on the way to the loss.
+
+    Args:
+        layer: the only layer whose calls count.
+    """
+    computed: Both[list[np.ndarray]] = Both([], [])
+    for record, step, tensors in zip(diff.pair.sides, steps, computed):
+        graph = Graph(step.trace)
+        source = None if record is None else graph.tensor_of(record)
+        for k in [] if source is None else _derived(graph, source, True, layer):
+            values = graph.values(k) if k != source and "float" in step.trace.tensors[k].dtype else None
+            if values is not None and values.size and np.isfinite(values).all():
+                tensors.append(values)
+    return computed
 
 
 def _derived(graph: Graph, source: int, anywhere: bool, layer: str | None = None) -> list[int]:
