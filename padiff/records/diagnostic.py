@@ -431,8 +431,9 @@ def _lines_of(first: FirstDiff, models: Models) -> Both[Frame | None]:
     def written(frames: Both[Frame | None]) -> Both[Frame | None]:
         defined = models.lines.zip(frames).map(lambda side: _defined(side[0], side[1], first))
         if not is_same(*defined):
-            # A definition that both sides have is right: the call reads the wrong one.
-            return frames if defined.candidate in models.lines.reference.values() else defined
+            # A definition that the reference's calls read as well is right: the candidate's call reads the wrong one.
+            read = [frame for key, frame in models.lines.reference.items() if "#" in key]
+            return frames if defined.candidate in read else defined
         # Of a value that both define alike, another one is used, or it is computed of another one.
         changed = None if defined == frames else _changed_argument(models, defined)
         # One argument that both write alike may mean another thing in the other framework.

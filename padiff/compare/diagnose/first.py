@@ -483,7 +483,7 @@ def described(diff: Diff, step: Sequence[Diff], evidence: Evidence, compute: boo
         cause = replace(cause, lines=_edited_lines(evidence) or cause.lines)
     if pair.stage == "input" and not pair.derived and (cause is None or not any(cause.lines)):
         place = Place(diff)  # other batches: the code that prepares them is not at fault
-    calls = _calls(place, evidence)
+    calls = _calls(place, evidence, cause is None or not any(cause.lines))
     first = FirstDiff(
         pair.step,
         pair.stage,
@@ -705,11 +705,15 @@ def _call(place: Place) -> str:
     return text if is_reference else f"{text} of the candidate"
 
 
-def _calls(place: Place, evidence: Evidence) -> Both[TracedCall | None]:
-    """Return the call that a diff comes from, of either side's code; `None` where none was recorded."""
+def _calls(place: Place, evidence: Evidence, narrow: bool) -> Both[TracedCall | None]:
+    """Return the call that a diff comes from, of either side's code; `None` where none was recorded.
+
+    Args:
+        narrow: True for the only call in a layer that one side makes alone; else the layer's call.
+    """
     if place.calls is not None and place.calls.same is not None:
         return place.calls.same
-    only: Both[tuple[TracedCall, ...]] = Both((), ()) if place.calls is None else place.calls.only
+    only: Both[tuple[TracedCall, ...]] = place.calls.only if place.calls is not None and narrow else Both((), ())
     alone = only.map(lambda calls: calls[0] if len(calls) == 1 else None)
     if evidence.steps is None:
         return alone
