@@ -246,6 +246,29 @@ def test_a_number_that_the_candidate_writes_in_another_form_is_proven(tmp_path):
     assert f"is {6**0.6:.6g} for the reference's {math.sqrt(6):.6g}" in cause.sentence
 
 
+# -- inputs of a loss ------------------------------------------------------------------------------------------------
+
+
+class Headed(nn.Module):
+    def __init__(self, way):
+        super().__init__()
+        self.way, self.body, self.head = way, nn.Linear(5, 16), nn.Linear(16, 7)
+
+    def forward(self, x):
+        x = torch.tanh(self.body(x))
+        return x if self.way == "fault" else self.head(x)
+
+
+def headed(way):
+    model = Headed(way)
+    return descent(model, lambda rng: f.cross_entropy(model(tensor(rng, 8, 5)), torch.randint(7, (8,), generator=rng)))
+
+
+def test_a_loss_of_a_tensor_of_another_size_is_said_so(tmp_path):
+    cause = cause_of(verdict(tmp_path, headed, steps=2))
+    assert "agrees" not in cause.sentence and "(8, 16)" in cause.sentence, cause
+
+
 # -- errors of the search --------------------------------------------------------------------------------------------
 
 

@@ -379,6 +379,13 @@ def output_cause(scene: DiffContext, calls: Both[LossCall] | None) -> Cause | No
         )
         fix = "give both the same shape" if broadcast.candidate else ""
         return Cause("loss_shapes", text, True, "the loss has as many terms as that makes", fix)
+    for role in shapes.reference.keys() & shapes.candidate.keys():
+        sizes = shapes.map(lambda side, role=role: side[role])  # type: ignore[misc]
+        if math.prod(sizes.reference) != math.prod(sizes.candidate):
+            text = (
+                f"the loss function is given `{role}` of shape {sizes.candidate} for the reference's {sizes.reference}"
+            )
+            return Cause("loss_input", text)
     for side, call in (("reference", reference), ("candidate", candidate)):
         exact = call.computed()
         if exact is None or call.output is None or not exact.size == call.output.size == 1:

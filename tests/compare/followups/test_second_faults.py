@@ -21,7 +21,7 @@ TWO = [
     ("towers", ("conv:no_bias", "act:tanh_gelu"), ("forward", "conv"), ("forward", "act", "tanh-form GELU")),
     ("towers", ("bn:shifted", "down:scaled"), ("forward", "bn"), ("forward", "down", "is not scaled by 1.25")),
     ("towers", ("pool:halved", "norm:eps"), ("forward", "pool"), ("forward", "norm", "")),
-    ("towers", ("relu:tanh", "up:negated"), ("forward", "relu"), ("forward", "up", "the sign of what linear() in `up` gives is flipped")),
+    ("towers", ("relu:tanh", "up:negated"), ("forward", "relu"), ("forward", "up", "the sign of what linear()")),
     ("towers", ("conv:weight", "act:relu"), ("weight", "conv"), ("forward", "act", "ReLU")),
     ("towers", ("flipped", "pool:halved"), ("input", "(root)"), ("forward", "pool", "is not scaled by 0.5")),
     ("towers", ("norm:eps", "tanh:relu"), ("forward", "norm"), ("forward", "tanh", "ReLU for the reference's tanh")),
