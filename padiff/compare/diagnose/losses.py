@@ -379,7 +379,7 @@ def output_cause(scene: DiffContext, calls: Both[LossCall] | None) -> Cause | No
         )
         fix = "give both the same shape" if broadcast.candidate else ""
         return Cause("loss_shapes", text, True, "the loss has as many terms as that makes", fix)
-    for role in shapes.reference.keys() & shapes.candidate.keys():
+    for role in sorted(shapes.reference.keys() & shapes.candidate.keys()):
         sizes = shapes.map(lambda side, role=role: side[role])  # type: ignore[misc]
         if math.prod(sizes.reference) != math.prod(sizes.candidate):
             text = (

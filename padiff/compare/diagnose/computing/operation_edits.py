@@ -344,7 +344,7 @@ def exchanged_operations(sheet: FormulaView) -> Iterator[Edit]:
     """Yield edits that put a sum, a difference, a product or a quotient of two tensors in the place of another one."""
     for k, node in enumerate(sheet.nodes):
         if node.operation in _RESULTS and len(node.given) == 2 and not any(map(sheet.is_number, node.given)):
-            for operation in _RESULTS.keys() - {node.operation}:
+            for operation in (each for each in _RESULTS if each != node.operation):
                 result, where = _RESULTS[operation], sheet.where(k)
                 text = f"{result} stands in the place of {where}"
                 yield Edit("operation", "another operation", text, {k: _of_operands(operation, *node.given)}, 3, at=k)
