@@ -606,7 +606,7 @@ def _makes_the_same(diff: Diff, steps: Both[Step]) -> bool:
 
 
 def _computed(diff: Diff, steps: Both[Step], layer: str | None = None) -> Both[list[np.ndarray]]:
-    """Return the finite tensors that either side computes from its tensor of a diff, on the way to the loss.
+    """Return each side's tensor of a diff, and the finite ones that it computes from that on the way to the loss.
 
     Args:
         layer: the only layer whose calls count.
@@ -616,7 +616,7 @@ def _computed(diff: Diff, steps: Both[Step], layer: str | None = None) -> Both[l
         graph = Graph(step.trace)
         source = None if record is None else graph.tensor_of(record)
         for k in [] if source is None else _derived(graph, source, True, layer):
-            values = graph.values(k) if k != source and "float" in step.trace.tensors[k].dtype else None
+            values = graph.values(k) if "float" in step.trace.tensors[k].dtype else None
             if values is not None and values.size and np.isfinite(values).all():
                 tensors.append(values)
     return computed

@@ -12,6 +12,7 @@ from torch.nn import functional as f
 from compare.test_forms_and_numbers import cause_of, descend, verdict
 from compare.test_other_kinds import BOTH, compared, descent, placed, tensor
 from padiff.compare.diagnose import first as search
+from padiff.compare.diagnose.known_differences import _fits, known_difference
 from padiff.system.guard import Strictness
 
 
@@ -244,6 +245,41 @@ def test_a_number_that_the_candidate_writes_in_another_form_is_proven(tmp_path):
     cause = cause_of(fault)
     assert cause.proven and cause.kind == "attention_scale", cause
     assert f"is {6**0.6:.6g} for the reference's {math.sqrt(6):.6g}" in cause.sentence
+
+
+# -- layers that give other sizes ------------------------------------------------------------------------------------
+
+
+class Causal(nn.Module):
+    """One author pads both ends in the convolution and cuts the end off, the other pads the beginning before it."""
+
+    def __init__(self, way):
+        super().__init__()
+        self.way = way
+        self.first, self.second = (nn.Conv1d(i, 4, 3, padding=2 if way == "reference" else 0) for i in (3, 4))
+
+    def convolved(self, layer, x):
+        return layer(x)[..., :-2] if self.way == "reference" else layer(f.pad(x, (2, 0)))
+
+    def forward(self, x):
+        x = self.convolved(self.first, x)
+        return self.convolved(self.second, x if self.way == "fault" else torch.relu(x))
+
+
+def causal(way):
+    model = Causal(way)
+    return descent(model, lambda rng: model(tensor(rng, 4, 3, 9)).square().mean())
+
+
+def test_a_convolution_that_pads_in_another_way_is_not_where_an_activation_is_missing(tmp_path):
+    fault = verdict(tmp_path, causal, steps=2)
+    assert placed(fault) == (0, "forward", "second"), fault.first_diff.message
+    assert "relu()" in cause_of(fault).sentence
+
+
+def test_the_order_of_axes_of_a_layer_that_has_the_batch_first_is_no_known_difference():
+    (row,) = (row for row in known_difference("LSTM") if "order of axes" in row.name)
+    assert _fits(row, {"batch_first": False}) and not _fits(row, {"batch_first": True})
 
 
 # -- inputs of a loss ------------------------------------------------------------------------------------------------

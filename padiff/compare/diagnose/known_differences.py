@@ -265,6 +265,8 @@ def _fits(row: AtlasRow, settings: Mapping[str, Any]) -> bool:
     """Return True if the arguments of the probe's call agree with the layer's settings, as far as these are known."""
     if not row.note and not row.mended and not row.mended_torch:
         return False
+    if "time_major=True" in row.mended and settings.get("batch_first"):
+        return False  # the order of axes that the mended call gives is the reference's already
     for name, text in _KEYWORD.findall(row.torch):
         if name not in settings:
             continue
