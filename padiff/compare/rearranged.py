@@ -385,10 +385,9 @@ def other_boundaries(
         further += _ending_before(
             [d for d in {id(d): d for d in wide + gross}.values() if _paths(d) not in known], steps
         )
-    strangers = _of_other_inputs(forward, alignment, steps) if steps is not None else set()
-    if steps is not None and values:
-        known = {_paths(d) for d in [*earlier, *further]} | mapped
+        known |= {_paths(d) for d in further}
         further += [d for d in wide if _has_other_shape(d) and _paths(d) not in known and _makes_the_same(d, steps)]
+    strangers = _of_other_inputs(forward, alignment, steps) if steps is not None else set()
     return frozenset([*(_paths(d) for d in [*earlier, *further, *other_kinds]), *returned, *strangers])
 
 

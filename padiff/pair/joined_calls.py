@@ -508,6 +508,11 @@ def without_evaluations(steps: Both[Step]) -> tuple[Both[Step], Both[list[Record
     originals: dict[int, Record] = {}
     for swapped in (False, True):
         step, partner_step = steps.swapped(swapped)
+        evaluated = sum(e.calls for e in partner_step.evaluations) - sum(e.calls for e in step.evaluations)
+        if not step.number and not evaluated:  # a recording begins with the first call in training mode
+            evaluated = _calls_by_loop(step) - _calls_by_loop(partner_step)
+        if evaluated <= 0:
+            continue
         learned = {(r.layer, r.call) for r in step.records if r.stage == "backward" and r.layer != LOOP}
         calls: dict[str, set[int]] = defaultdict(set)
         for record in step.records:
@@ -519,11 +524,7 @@ def without_evaluations(steps: Both[Step]) -> tuple[Both[Step], Both[list[Record
             if any((layer, call) in learned for call in numbers)
         }
         called = {r.layer for r in step.records if r.stage == "input"}
-        evaluated = sum(e.calls for e in partner_step.evaluations) - sum(e.calls for e in step.evaluations)
-        if not step.number and not evaluated:  # a recording begins with the first call in training mode
-            numbers = steps.swapped(swapped).map(_calls_by_loop)
-            evaluated = numbers.reference - numbers.candidate
-        if evaluated <= 0 or sum(len(idle.get(layer, ())) for layer in called) != evaluated:
+        if sum(len(idle.get(layer, ())) for layer in called) != evaluated:
             continue
         left_inputs = [r for r in step.records if r.stage == "input" and r.call in idle.get(r.layer, ())]
         if any(

@@ -216,7 +216,7 @@ def pair_steps(reference: Step, candidate: Step, alignment: Alignment) -> list[P
     that brings it into the reference's layout.
     """
     paths = [(pair.reference.path, pair.candidate.path) for pair in alignment.pairs]
-    training, idle, numbered = without_evaluations(Both(reference, candidate))
+    training, idle, moved = without_evaluations(Both(reference, candidate))
     equal, uncut = with_equal_lengths(training, paths)
     calls = _with_joined_calls(equal, alignment)
     steps = calls.steps
@@ -252,7 +252,7 @@ def pair_steps(reference: Step, candidate: Step, alignment: Alignment) -> list[P
     scales = steps.map(lambda step: step.loss_scale)
     for pair in _with_layouts(pairs, _square_shapes(alignment)):
         a, b = Both(pair.reference, pair.candidate).map(lambda r: r if r is None else originals.get(id(r), r))
-        a, b = Both(a, b).map(lambda r: r if r is None else numbered.get(id(r), r))
+        a, b = Both(a, b).map(lambda r: r if r is None else moved.get(id(r), r))
         sides = zip(pair, buffers, apart) if a is None or b is None else ()
         optional = any(
             r is not None

@@ -144,16 +144,16 @@ class Levels(dict[tuple[str, str], str]):
     ) -> None:
         super().__init__()
         self._detail, self._full, self._sketch, self._auto = detail, full, sketch, auto
-        self._filled: list[str] = []
+        self._filled: Sequence[Node] | None = None
 
     def fill(self, nodes: Sequence[Node]) -> None:
         """Compute all levels of these layers.
 
         Paddle's ``to_static`` compiles the hooks' code, and can't compile `__missing__`.
         """
-        paths = [*(node.path for node in nodes), LOOP]
-        if self._filled != paths:
-            self._filled = paths
+        if self._filled is not nodes:
+            self._filled = nodes
+            paths = [*(node.path for node in nodes), LOOP]
             alike = not self._detail.rules and not isinstance(self._full, frozenset)
             for stage in STAGES:
                 if alike:  # no level depends on the layer
@@ -205,6 +205,10 @@ class LevelsOfSteps:
         self._requests: Requests | None = None
         self._usual, self._kept = Levels(detail), Levels(detail, auto=_KEPT)
         self._wanted = self.functions = functions
+
+    def release(self) -> None:
+        """Drop the layers, after the last step."""
+        self._usual, self._kept = Levels(self._detail), Levels(self._detail, auto=_KEPT)
 
     def listen(self, run: AnyPath | None) -> None:
         """Start to read requests for full tensors from the run folder."""

@@ -512,6 +512,7 @@ class Recorder(CurrentStep):
             self._model, self._optimizers, self.prelude = None, [], None
             self._layers.release()
             self._settings.release()
+            self._levels.release()
 
     @guarded()
     @aside
