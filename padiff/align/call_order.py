@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from difflib import SequenceMatcher
 from itertools import chain
 from typing import Any
 
@@ -120,6 +121,51 @@ def call_order(
     if losses:
         numbers_of[LOOP, LOSS] = losses
     return CallOrder(outermost_calls(steps.candidate.records), numbers_of)
+
+
+# Most calls of layers in a step whose sequences are compared.
+_MOST_CALLS = 2000
+
+
+def order_within(steps: Both[Step], pairs: Iterable[tuple[str, str]]) -> CallOrder:
+    """Pair calls of layers that the code of one model calls more often, by what is called before and after them.
+
+    A model that uses one layer in several places (`self.relu`) may leave out a call of it: the next ones keep their
+    partners.
+
+    Args:
+        steps: a step of both runs, in which the loops call the models equally often.
+        pairs: paths of the paired layers.
+    """
+    outer = steps.map(lambda step: outermost_calls(step.records))
+    if Counter(dict(pairs).get(path, path) for path, _ in outer.reference) != Counter(
+        path for path, _ in outer.candidate
+    ):
+        return SAME_ORDER
+    names = {candidate: reference for reference, candidate in pairs}
+    sequences = steps.map(
+        lambda step: [*dict.fromkeys((r.layer, r.call) for r in step.records if r.stage == "forward")]
+    )
+    calls = Both(
+        [each for each in sequences.reference if each[0] in names.values()],
+        [each for each in sequences.candidate if each[0] in names],
+    )
+    inner = calls.zip(outer).map(lambda side: Counter(path for path, _ in {*side[0]} - side[1]))
+    uneven = {path for path, partner in names.items() if 0 < inner.candidate[path] != inner.reference[partner] > 0}
+    if not uneven or max(map(len, calls)) > _MOST_CALLS:
+        return SAME_ORDER
+    paths = Both([path for path, _ in calls.reference], [names[path] for path, _ in calls.candidate])
+    numbers: dict[Called, dict[int, int]] = defaultdict(dict)
+    for block in SequenceMatcher(None, paths.reference, paths.candidate, autojunk=False).get_matching_blocks():
+        for k in range(block.size):
+            path, call = calls.candidate[block.b + k]
+            if path in uneven:
+                numbers[path, ""][call] = calls.reference[block.a + k][1]
+    unused = 1 + max(call for side in calls for _, call in side)
+    for path, call in calls.candidate:
+        if path in uneven:
+            numbers[path, ""].setdefault(call, unused + call)
+    return CallOrder(outer.candidate, numbers)
 
 
 def outermost_calls(records: Iterable[Record]) -> frozenset[tuple[str, int]]:

@@ -13,10 +13,10 @@ import numpy as np
 from padiff.align import Alignment
 from padiff.compare.choices import Flips, chooses, flips_of, reached
 from padiff.compare.judge import limits
-from padiff.compare.judge.drift import NONE, Drift, drift
+from padiff.compare.judge.drift import NONE, Drift, Form, Site, drift, site_of
 from padiff.compare.judge.flipped_rows import EarlierFlips, counted, judged_by_rows
 from padiff.compare.judge.missing_records import NOTHING_YET, History, absent_stages, excused
-from padiff.compare.judge.policy import Policy, forms_of, written_otherwise
+from padiff.compare.judge.policy import Policy, forms_of, is_in_another_form, written_otherwise
 from padiff.compare.judge.site_facts import SiteFacts
 from padiff.compare.measure.measure_step import measured
 from padiff.compare.measure.operands import elements
@@ -25,7 +25,7 @@ from padiff.compare.rearranged import with_row_orders
 from padiff.errors import PadiffError
 from padiff.frameworks.catalog import LOOKING
 from padiff.pair.plans import PairPlans, in_one, left_out, rank_steps, step_pairs, weights_known
-from padiff.records import LOOP, Both, Diff, Figure, Pair, Rule, Run, Step, Trace, TracedCall
+from padiff.records import LOOP, Both, Diff, Figure, Pair, Rule, Run, Step, Trace, TracedCall, is_below
 from padiff.records.report_data import ChoiceCounts
 from padiff.records.step_diffs import RULE_NUMBERS, StepDiffs
 
@@ -92,6 +92,52 @@ def with_other_forms(diffs: StepDiffs, steps: Both[Step], runs: Both[Run]) -> St
         if diffs.sites.keys[place] in sites:
             made[place] = written_otherwise(made[place])
     return diffs.replaced(made) if sites else diffs
+
+
+# Largest relative error of an output that agrees although an input is written in another form.
+_SAME_OUTPUT = 1e-5
+
+
+def input_forms(diffs: StepDiffs, trace: Trace) -> dict[Site, Form]:
+    """Return the inputs of two values, such as masks, that both sides write in different ways.
+
+    An output that is computed with such an input and agrees shows it. Beside weights that differ any such input counts,
+    as the weights come first.
+
+    Args:
+        diffs: the judged diffs of one rank of a step.
+        trace: the reference's calls.
+    """
+    failed = np.flatnonzero(~diffs.rows["passed"]).tolist()
+    inputs = [diffs[k] for k in failed if diffs.sites.stages[k] == "input" and diffs.measured[k]]
+    inputs = [diff for diff in inputs if is_in_another_form(diff, 2)]
+    if not inputs:
+        return {}
+    # Imported where needed: most comparisons have no such input.
+    from padiff.compare.diagnose.traced import Graph
+
+    graph, is_of_weights = Graph(trace), any(diffs.sites.stages[k] == "weight" for k in failed)
+    agreeing = {
+        graph.tensor_of(record)
+        for place in diffs.sites.places["forward"].tolist()
+        if diffs.measured[place] and diffs.relative[place] <= _SAME_OUTPUT
+        if (record := diffs[place].pair.reference) is not None
+    }
+    forms = {}
+    for diff in inputs:
+        called = graph.of_record(diff.pair.anchor)
+        tensors = {each.tensor for each in called.inputs if each.slot == diff.pair.anchor.slot} if called else set()
+        takers: set[str] = set()
+        for call in trace.calls:
+            if tensors & {operand.tensor for operand in call.inputs}:
+                tensors |= {operand.tensor for operand in call.outputs}
+                takers |= set() if call.function else {call.layer}
+        for call in trace.calls:  # the code of a layer of the framework hands the mask on unseen
+            if "attention" in call.layer_type.lower() and any(is_below(call.layer, path) for path in takers):
+                tensors |= {operand.tensor for operand in call.outputs}
+        if is_of_weights or tensors & (agreeing - {None}):
+            forms[site_of(diff)] = Form(Rule.GIVEN_OTHERWISE, 1.0)
+    return forms
 
 
 # Functions with a pole where their first operand, or a divisor, is zero; and functions that leave such an operand as
@@ -343,7 +389,12 @@ def compare_step(steps: Both[Sequence[Step]], plan: ComparisonPlan, before: Befo
         judged = plan.policy.judge(with_floors(rank_diffs, steps), before.drift)
         if not judged.passed and plan.policy.in_context:
             again = with_row_orders(judged, rank.reference, measure)
-            judged = plan.policy.judge(with_floors(again, steps), before.drift) if again is not None else judged
+            rank_diffs = rank_diffs if again is None else again
+            judged = judged if again is None else plan.policy.judge(with_floors(again, steps), before.drift)
+            forms = input_forms(judged, rank.reference.trace)
+            if forms:
+                drift_before = replace(before.drift, forms={**before.drift.forms, **forms})
+                judged = plan.policy.judge(with_floors(rank_diffs, steps), drift_before)
         judged = excused(judged, infos.zip(history), rank, plan.alignment)
         judged, history = absent_stages(judged, rank, history, plan.runs)
         if not judged.passed and plan.policy.in_context:

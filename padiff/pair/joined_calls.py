@@ -181,8 +181,6 @@ def _with_repeats_merged(
     learning = records.map(lambda side: {r.call for r in side if r.stage == "backward"})
     if not numbers.reference or not all(side <= renumbered.keys() for side, renumbered in zip(learning, numbers)):
         return steps
-    if any(r.source.sketched and r.stage == "backward" for side in records for r in side):
-        return steps  # sketches do not add up
     merged |= {*paths}
     return Both(
         *(
@@ -210,6 +208,9 @@ def _merged(step: Step, path: str, numbers: dict[int, int], left_alone: list[Rec
             records_of_step += [replace(record, call=number, slot=name) for record, name in zip(records, names)]
             continue
         adds = stage == "backward" and len(records) > 1
+        if adds and any(record.source.sketched for record in records):
+            left_alone += records  # sketches do not add up
+            continue
         source = Sum(tuple(record.source for record in records)) if adds else records[0].source
         records_of_step.append(replace(records[0], call=number, source=source))
         left_alone += [] if adds else records[1:]
@@ -269,7 +270,20 @@ def _partner(outputs: list[_Output], calls: Mapping[int, list[_Output]], least: 
         if len(others) == len(outputs)
     }
     nearest = min(distances, key=distances.__getitem__, default=None)
-    return nearest if nearest is not None and distances[nearest] < least else None
+    if nearest is not None and distances[nearest] < least:
+        return nearest
+    # Of sketches in another order of axes, the norm is known.
+    alike = [
+        call for call, others in calls.items() if len(others) == len(outputs) and all(map(_is_moved, outputs, others))
+    ]
+    return alike[0] if len(alike) == len(calls) == 1 else None
+
+
+def _is_moved(output: _Output, partner: _Output) -> bool:
+    """Return True if two sketched outputs may hold the same in another order of axes."""
+    sketched = output.record.source.sketched and partner.record.source.sketched
+    near = abs(output.norm - partner.norm) <= _SKETCHED * max(output.norm, partner.norm)
+    return sketched and near and sorted(output.record.shape) == sorted(partner.record.shape)
 
 
 def _parts(many: list[list[Record]], few: list[list[Record]], agrees: float) -> tuple[int, list[range]]:

@@ -11,7 +11,15 @@ from itertools import chain
 import numpy as np
 
 from padiff.align import Alignment, LayerPair
-from padiff.align.call_order import CallOrder, InputSite, call_order, calls_differ, is_derived, outermost_calls
+from padiff.align.call_order import (
+    CallOrder,
+    InputSite,
+    call_order,
+    calls_differ,
+    is_derived,
+    order_within,
+    outermost_calls,
+)
 from padiff.align.matching.parameter_units import inside
 from padiff.errors import RunFolderError, SketchOnlyError
 from padiff.model import equivalents
@@ -283,10 +291,12 @@ def _calls_of_layers(step: Step) -> Counter[str]:
 
 def _order_of(steps: Both[Step], alignment: Alignment) -> CallOrder:
     """Return the order of the calls: the alignment's, or that of a step in which one loop calls a layer more often."""
+    paths = [(pair.reference.path, pair.candidate.path) for pair in alignment.pairs]
     order = alignment.call_order
+    if not order.numbers and not calls_differ(steps.map(lambda s: s.records)):
+        return order_within(steps, paths)
     if order.calls == outermost_calls(steps.candidate.records) or not calls_differ(steps.map(lambda s: s.records)):
         return order
-    paths = [(pair.reference.path, pair.candidate.path) for pair in alignment.pairs]
     return call_order(steps, alignment.derived, paths, inputs_agree)
 
 

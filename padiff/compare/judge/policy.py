@@ -106,7 +106,9 @@ def _earlier_forms(judged: StepDiffs, forms: Mapping[Site, Form]) -> dict[int, R
         form = forms.get(site_of(diff))
         if form is None or (is_loss(diff.pair.anchor) and form.rule is not Rule.SCALED):
             continue
-        if form.rule is Rule.GIVEN_OTHERWISE and not _is_same_in_another_form(diff):
+        # A sketch does not show the values: what is computed with them does.
+        sketched = diff.pair.anchor.source.sketched
+        if form.rule is Rule.GIVEN_OTHERWISE and not (sketched or is_in_another_form(diff)):
             continue
         if form.rule is Rule.SCALED and not abs(ratio_of(diff) - form.ratio) <= _SCALED * form.ratio:
             continue
@@ -176,7 +178,7 @@ def _with_inputs(diffs: StepDiffs) -> StepDiffs:
     if not all(computed):
         return diffs
     inputs = [k for k in failed if sites.stages[k] == "input" and diffs.measured[k]]
-    others = [k for k in inputs if _is_same_in_another_form(diffs[k])]
+    others = [k for k in inputs if is_in_another_form(diffs[k])]
     # What is added to scores, such as -1e9, is a mask whatever else differs.
     if any(sites.stages[k] in ("weight", "forward") for k in failed):
         others = [k for k in others if _is_added_to_scores(diffs[k])]
@@ -195,8 +197,13 @@ def _is_added_to_scores(diff: Diff) -> bool:
     return hides.reference != hides.candidate
 
 
-def _is_same_in_another_form(diff: Diff) -> bool:
-    """Return True if each value of one side stands for one value of the other, and each of them occurs often."""
+def is_in_another_form(diff: Diff, most: int = 0) -> bool:
+    """Return True if each value of one side stands for one value of the other, and each of them occurs often.
+
+    Args:
+        diff: a diff of two tensors.
+        most: the most values that a tensor may have; any number if 0.
+    """
     try:
         sides = elements(diff.pair)
     except (RunFolderError, SketchOnlyError):
@@ -205,7 +212,11 @@ def _is_same_in_another_form(diff: Diff) -> bool:
         return False
     counts = [len(np.unique(side)) for side in sides]
     together = len(np.unique(np.stack(tuple(sides)), axis=1).T)
-    return counts[0] == counts[1] == together > 1 and _OFTEN * together <= sides.reference.size
+    return (
+        counts[0] == counts[1] == together > 1
+        and together <= (most or together)
+        and _OFTEN * together <= sides.reference.size
+    )
 
 
 def _with_forms(diffs: StepDiffs) -> StepDiffs:
