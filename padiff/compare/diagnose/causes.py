@@ -199,6 +199,9 @@ def _forward(reference: np.ndarray, candidate: np.ndarray, kind: str, layers: La
     if reference.ndim > 1 and same_values(reference, candidate):
         text = "the same values in another order: another layout, axis or interpolation of indices"
         return Cause("output_order", text)
+    kinds = Both("", "") if layers is None else Both(layers.reference, layers.candidate).map(equivalents.kind)
+    if kinds.reference != kinds.candidate and equivalents.same_family(*kinds):
+        return Cause("layer_kind", f"the candidate has a layer `{kinds.candidate}`, the reference `{kinds.reference}`")
     return _unknown("all inputs agree: the cause is inside this layer")
 
 
@@ -578,11 +581,8 @@ def recorded_cause(
     shapes = diff.problem is not None and diff.problem.kind is Kind.SHAPES
     if by_settings and (not diff.problem or shapes):
         return by_settings
-    if shapes and pair.stage == "input" and pair.complete:
-        sizes = pair.sides.map(lambda record: "" if record is None else f"({', '.join(map(str, record.shape))})")
-        text = f"`{pair.anchor.layer}` is called with a tensor of shape {sizes.candidate}, in the reference "
-        text += sizes.reference
-        return Cause("input_shape", text)
+    if shapes and pair.stage == "input":
+        return _input_shape(diff)
     if shapes and place.inside is not False:
         return Cause("sizes", "the layers have other sizes, or the tensor another layout")
     if diff.problem and place.inside is not False:
@@ -592,8 +592,18 @@ def recorded_cause(
         return by_axes
     if any(place.lone):
         return _lone_input(pair.anchor.layer, place)
+    at_input = place.diff
+    is_given = place.inside is False and at_input.pair.complete and (place.calls is None or place.calls.same is None)
+    if is_given and at_input.problem is not None and at_input.problem.kind is Kind.SHAPES:
+        return _input_shape(at_input)
     surplus = _surplus(step, alignment) if pair.stage not in ("input", "weight") else ""
     return Cause("surplus_layers", surplus) if surplus else _other_layer(place, alignment) or cause_in_place(place)
+
+
+def _input_shape(diff: Diff) -> Cause:
+    shapes = diff.pair.sides.map(lambda record: record and f"({', '.join(map(str, record.shape))})")
+    text = f"`{diff.pair.anchor.layer}` is called with a tensor of shape {shapes.candidate}, in the reference "
+    return Cause("input_shape", f"{text}{shapes.reference}")
 
 
 def _other_layer(place: Place, alignment: Alignment) -> Cause | None:

@@ -126,15 +126,14 @@ class FormulaView:
         call = self.producer(node)
         return self.line(node) or (None if call is None else call.line)
 
-    def equal(self, value: np.ndarray) -> int | None:
-        """Return the first node whose value agrees with a tensor's; `None` if there is none."""
+    def equal(self, value: np.ndarray) -> list[int]:
+        """Return the nodes whose values agree with a tensor's in their order, whatever their axes are."""
         largest = np.max(np.abs(value), initial=0.0) if value.dtype.kind in "fiu" else np.nan
-        fitting = (
+        return [
             k
             for k, own in enumerate(self.formula.values)
-            if own.shape == value.shape and np.allclose(own, value, rtol=0, atol=_AGREE * largest)
-        )
-        return next(fitting, None)
+            if own.size == value.size and np.allclose(own.ravel(), value.ravel(), rtol=0, atol=_AGREE * largest)
+        ]
 
     @property
     def last(self) -> int:

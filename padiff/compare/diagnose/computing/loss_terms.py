@@ -211,8 +211,9 @@ def weighed(terms: Terms, row: np.ndarray, noise: float) -> Weighing | None:
 
 def _counts(sheet: FormulaView, value: np.ndarray) -> bool:
     """Return True if a formula computes a value, and its end depends on that."""
-    node, end = sheet.equal(value), sheet.formula.values[sheet.formula.end]
-    changed = None if node is None else sheet.formula.changed({node: lambda get, values: value * 2.0})
+    nodes, end = sheet.equal(value), sheet.formula.values[sheet.formula.end]
+    shape = sheet.shape(nodes[0]) if nodes else ()
+    changed = sheet.formula.changed({nodes[0]: lambda get, values: value.reshape(shape) * 2.0}) if nodes else None
     return changed is not None and not np.array_equal(changed, end)
 
 
@@ -408,13 +409,18 @@ def _counted(
                 text = f"the weight of {{term}} is {weights[0]:.4g} for the reference's {weights[1]:.4g}"
                 return "loss_term_weight", text + sign, Both(weights[1], weights[0])
             divisors = candidate.count / weights[0], reference.count / weights[1]
-            ends, values = (candidate.divisor_text(divisors[0]), reference.divisor_text(divisors[1])), unknown
+            ends = candidate.divisor_text(divisors[0]), reference.divisor_text(divisors[1])
+            # A mean divides by the number of all places, not by another one such as that of the labels which count.
+            is_mean = any(each.startswith("all ") for each in ends)
+            values = Both("mean", "sum") if is_mean else unknown
             if divisors[0] == 1.0:
-                text, values = f"{{term}} is the sum for the mean: it is not divided by {ends[1]}", Both("mean", "sum")
+                text = f"{{term}} is the sum for the mean: it is not divided by {ends[1]}"
+                text = text if is_mean else f"{{term}} is not divided by {ends[1]}"
             elif divisors[1] == 1.0:
-                text, values = f"{{term}} is the mean for the sum: it is divided by {ends[0]}", Both("sum", "mean")
+                text, values = f"{{term}} is the mean for the sum: it is divided by {ends[0]}", values.swapped()
+                text = text if is_mean else f"{{term}} is divided by {ends[0]}"
             else:
-                text = f"{{term}} is divided by {ends[0]}, in the reference by {ends[1]}"
+                text, values = f"{{term}} is divided by {ends[0]}, in the reference by {ends[1]}", unknown
             return "reduction", text + sign, unknown if sign else values
     times = 1 / ratio if surplus else ratio
     if times < 0:

@@ -587,10 +587,10 @@ def _repeats(sheet: FormulaView) -> Iterator[Edit]:
 def other_numbers(sheet: FormulaView, candidate: FormulaView) -> Iterator[Edit]:
     """Yield edits that put a tensor of numbers that the candidate's code makes in the place of the reference's."""
     others = [candidate.formula.values[k] for k in _made_of_numbers(candidate)]
-    others = [values for values in others if sheet.equal(values) is None]
+    others = [values for values in others if not sheet.equal(values)]
     for k in _made_of_numbers(sheet):
         for other in others:
-            if other.shape == sheet.shape(k) and candidate.equal(sheet.formula.values[k]) is None:
+            if other.shape == sheet.shape(k) and not candidate.equal(sheet.formula.values[k]):
                 yield from _of_numbers(sheet, k, other, 1)
     end, numbers = sheet.formula.end, candidate.formula.values[candidate.formula.end]
     if sheet.nodes[end].operation and end in _numbers_alone(sheet) and numbers.size == sheet.formula.values[end].size:

@@ -140,8 +140,9 @@ class Case:
 
     def _other_line(self, found: Found, other: FormulaView) -> Frame | None:
         """Return the other side's line that belongs to an edited node: of the partner's call; if the other side makes
-        no such call, the line that goes on with what the call takes, or that makes it: what is more like the edited
-        line. A partner that hands on what it takes, such as a dropout that drops nothing, is no node.
+        no such call, the line that goes on with what the call takes, or that makes it: that which the edited line does,
+        too, or what is more like the edited line. A partner that hands on what it takes, such as a dropout that drops
+        nothing, is no node.
         """
         edit, sheet = found.edit, found.sheet
         partner = self._partner(found, other)
@@ -149,10 +150,8 @@ class Case:
             return other.line(partner)
         followers = {node.operation for node in sheet.nodes if edit.at in node.given}
         given, equal = sheet.nodes[edit.at].given if edit.at >= 0 else (), list[int]()
-        while given and not (
-            equal := [k for g in given for k in (other.equal(sheet.formula.values[g]),) if k is not None]
-        ):
-            followers |= {sheet.nodes[g].operation for g in given}  # the other side takes it in another shape
+        while given and not (equal := [k for g in given for k in other.equal(sheet.formula.values[g])]):
+            followers |= {sheet.nodes[g].operation for g in given}  # the other side takes it in another order
             given = tuple(above for g in given for above in sheet.nodes[g].given)
         equal += [k for k, node in enumerate(other.nodes) if node.operation == "cast" and node.given[0] in equal]
         tensors = {other.tensor(k) for k in equal} - {None}
@@ -165,9 +164,15 @@ class Case:
             for k in takers
             if followers & {other.nodes[k].operation, *(other.nodes[user].operation for user in other.users(k))}
         ]
-        takers = following or takers
-        lines = [line for line in (*map(other.line, takers), *map(other.maker, equal)) if line is not None]
+        taking = [line for line in map(other.line, following or takers) if line is not None]
+        making = [line for line in map(other.maker, equal) if line is not None]
         edited = sheet.line(edit.at)
+        is_taken = edit.at >= 0 and edited in map(sheet.line, sheet.users(edit.at))
+        is_made = edit.at >= 0 and edited in map(sheet.maker, sheet.nodes[edit.at].given)
+        if is_taken != is_made:
+            lines = (taking or making) if is_taken else (making or taking)
+        else:
+            lines = [line for line in making if line in taking] or [*taking, *making]
         code = "" if edited is None else edited.code
         return max(
             lines, key=lambda line: SequenceMatcher(None, line.code, code).ratio(), default=other.line(other.last)
@@ -184,7 +189,7 @@ class Case:
         if node is None or node.about < 0:
             return other.last
         taken = [g for g in node.given if sheet.formula.values[g].size > 1]
-        equal = {other.equal(sheet.formula.values[g]) for g in taken} - {None}
+        equal = {k for g in taken for k in other.equal(sheet.formula.values[g])}
         call = sheet.graph.trace.calls[node.about]
         key = self._layer(call.layer, found.surplus) or call.layer, call.function, call.nth
         called = None
@@ -282,7 +287,7 @@ class Case:
 def _computes(other: FormulaView, found: Found) -> bool:
     """Return True if the other side's code computes what an edited node gives."""
     value = found.sheet.formula.changed(found.edit.changes, found.edit.at)
-    return value is not None and other.equal(value) is not None
+    return value is not None and bool(other.equal(value))
 
 
 def _calls(graph: Graph, function: str, layer: str | None) -> list[tuple[TracedCall, int]]:
@@ -655,7 +660,7 @@ def _as_limit(case: Case, trial: Found) -> Found:
     for k, node in enumerate(other.nodes):
         if kept is None or node.operation not in (choice.operation, "clamp") or not node.given:
             continue
-        operand = next((g for g in node.given if other.equal(sheet.formula.values[kept]) == g), None)
+        operand = next((g for g in node.given if g in other.equal(sheet.formula.values[kept])), None)
         theirs = None if operand is None else _limit(other, k, operand)
         if limit is not None and theirs is not None:
             numbers = Both(theirs, limit).swapped(not trial.surplus)
