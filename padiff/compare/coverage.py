@@ -449,9 +449,10 @@ def _stage_number(diff: Diff) -> int:
 def ranks_of(step: Sequence[Diff]) -> list[list[Diff]]:
     """Split a step's diffs by process; the diffs of one process follow each other."""
     ranks: list[list[Diff]] = [[]]
-    sites: set[tuple[bool, str]] = set()
+    sites: set[tuple[str, Both[str]]] = set()
     for diff in step:
-        site = diff.pair.reference is None, diff.pair.anchor.site
+        # One record of a side may be in two pairs of a process, as gradients that come back in other parts are.
+        site = diff.pair.anchor.site, diff.pair.sides.map(lambda record: record.site if record else "")
         if site in sites:
             ranks.append([])
             sites.clear()

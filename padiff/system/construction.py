@@ -475,7 +475,7 @@ class _Search:
                 roles["@total"] = _Found(total.source, value)
         order = [roles[role] for role in ("@backward", "@zero_grad", "@step") if role in roles]
         scopes = {(each.source.file, each.source.scopes.get(each.node)) for each in order}
-        places = [each.node.lineno for each in order]
+        places = [(each.node.end_lineno, each.node.end_col_offset) for each in order]
         if len(order) == 3 and len(scopes) == 1 and places == sorted(places):
             roles["@zeroed"] = roles["@zero_grad"]
         return roles
@@ -1064,7 +1064,8 @@ def _files(layers: Iterable[Built]) -> list[str]:
     while frame is not None:
         files[frame.f_code.co_filename] = None
         frame = frame.f_back  # type: ignore[assignment]
-    script = getattr(sys.modules.get("__main__"), "__file__", None)
+    # Once a script is over, python has forgotten its file.
+    script = getattr(sys.modules.get("__main__"), "__file__", None) or (sys.argv[0] if sys.argv else "")
     if script and is_users(os.path.abspath(script)):
         folder = os.path.join(os.path.dirname(os.path.abspath(script)), "")
         files[os.path.abspath(script)] = None

@@ -18,6 +18,8 @@ from typing import Any
 from padiff.system.frames import is_users, locals_of, user_frames
 
 _STEPS = ("step", "minimize")
+# An optimizer that a loop clears the gradients of is the loop's, though its step() is missing.
+_CALLS = (*_STEPS, "zero_grad", "clear_grad", "clear_gradients")
 _LOOPS = (ast.For, ast.AsyncFor, ast.While)
 _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
@@ -76,8 +78,10 @@ class Iterations:
 
 
 def stepping_around(frame: FrameType | None, optimizers: Sequence[Any]) -> list[Any]:
-    """Return those of the optimizers that the loops around a frame call ``step()`` of, as far as the source tells."""
-    return _used_around(frame, optimizers, _stepping)
+    """Return those of the optimizers that the loops around a frame call ``step()`` of, or clear the gradients of, as
+    far as the source tells.
+    """
+    return _used_around(frame, optimizers, _training)
 
 
 def called_around(frame: FrameType | None, layers: Sequence[Any]) -> list[Any]:
@@ -271,7 +275,16 @@ def _optimizers_in(value: Any, known: Mapping[int, Any], depth: int = 2) -> set[
 
 def _stepping(call: ast.Call, scope: _Scope, known: Mapping[int, Any]) -> set[int]:
     """Return the optimizers that a call is ``step()`` of."""
-    if not isinstance(call.func, ast.Attribute) or call.func.attr not in _STEPS:
+    return _of_method(call, scope, known, _STEPS)
+
+
+def _training(call: ast.Call, scope: _Scope, optimizers: Mapping[int, Any]) -> set[int]:
+    """Return the optimizers that a call is ``step()`` or ``zero_grad()`` of."""
+    return _of_method(call, scope, optimizers, _CALLS)
+
+
+def _of_method(call: ast.Call, scope: _Scope, optimizers: Mapping[int, Any], methods: Sequence[str]) -> set[int]:
+    if not isinstance(call.func, ast.Attribute) or call.func.attr not in methods:
         return set()
     sites: set[int] = set()
     # Of a scaler, the optimizer is the first argument.
@@ -279,7 +292,7 @@ def _stepping(call: ast.Call, scope: _Scope, known: Mapping[int, Any]) -> set[in
         value = scope.value(part)
         if value is _UNKNOWN and isinstance(part, ast.Subscript):
             value = scope.value(part.value)  # any of a list
-        sites |= _optimizers_in(value, known)
+        sites |= _optimizers_in(value, optimizers)
     return sites
 
 

@@ -401,6 +401,8 @@ class LoopFinder(ModelFinder):
                 self._end_trial(trains=True)
                 self._ends_training(self._training)
             self._leave_hand()
+        if self._training is not None and not (self._steps or self._failed or self._on_trial) and self.learned:
+            self._ends_training(self._training)  # its optimizer never steps
         if not self.recorded:
             self._recording.overwrite()
         self._close(finished=not self._failed)

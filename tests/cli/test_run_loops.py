@@ -1074,3 +1074,63 @@ def test_tensors_of_no_layer_are_compared_as_they_are_stored():
         assert run("--dir", framework, f"{framework}_train.py").returncode == 0
     report = padiff.compare_runs("torch", "paddle")
     assert report.passed, report.first_diff
+
+
+LOSES = """
+import numpy as np, torch
+from torch import nn
+torch.manual_seed(0)
+netG, netD = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)), nn.Linear(2, 1)
+optG, optD = torch.optim.SGD(netG.parameters(), 0.1), torch.optim.SGD(netD.parameters(), 0.1)
+R = np.random.RandomState(0)
+for i in range(3):
+    z, x = (torch.tensor(R.randn(5, n), dtype=torch.float32) for n in (3, 2))
+    fake = netG(z)
+    lossD = (netD(fake.detach()) - netD(x)).mean() ** 2
+    optD.zero_grad(); lossD.backward(); optD.step()
+    lossG = netD(fake).square().mean(); {end}
+"""
+ENDS = {
+    "right": ("optG.zero_grad(); lossG.backward(); optG.step()", ""),
+    "never": ("optG.zero_grad(); lossG.backward()", "optimizer of `netG.0/weight` never steps"),
+    "detached": (
+        "optG.zero_grad(); lossG.detach().requires_grad_().backward(); optG.step()",
+        "no gradient comes back to layer netG.0",
+    ),
+}
+
+
+def test_an_optimizer_that_has_nothing_to_do_is_named():
+    for name, (end, words) in ENDS.items():
+        Path(f"{name}.py").write_text(LOSES.format(end=end))
+        assert run("--dir", name, f"{name}.py").returncode == 0
+        if not words:
+            continue
+        cause = padiff.compare_runs("right", name).first_diff.cause
+        assert cause.proven and words in cause.sentence, cause
+        assert "lossG" in cause.lines.candidate.code, cause.lines
+
+
+ALONE = """
+import numpy as np, paddle
+paddle.seed(0)
+net = paddle.nn.Sequential(paddle.nn.Linear(3, 4), paddle.nn.Tanh(), paddle.nn.Linear(4, 1))
+opt = paddle.optimizer.Adam(0.1, parameters=net.parameters())
+R = np.random.RandomState(0)
+for i in range(3):
+    loss = net(paddle.to_tensor(R.randn(5, 3).astype("float32"))).square().mean(); {end}
+"""
+
+
+def test_the_only_optimizer_may_never_step_or_step_with_zeros():
+    ends = {
+        "right": "loss.backward(); opt.step(); opt.clear_grad()",
+        "never": "loss.backward(); opt.clear_grad()",
+        "zeros": "loss.backward(); opt.clear_grad(); opt.step()",
+    }
+    for name, end in ends.items():
+        Path(f"{name}.py").write_text(ALONE.format(end=end))
+        assert run("--dir", name, f"{name}.py").returncode == 0
+    never, zeros = (padiff.compare_runs("right", name).first_diff.cause for name in ("never", "zeros"))
+    assert never.proven and "optimizer of `0/weight` never steps" in never.sentence, never
+    assert zeros.proven and "clears its gradients between backward and step" in zeros.sentence, zeros

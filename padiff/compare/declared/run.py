@@ -311,7 +311,8 @@ def micro_batch_differences(steps: Both[Step]) -> Iterator[Difference]:
     shapes = steps.map(
         lambda step: [r.shape for r in without_values(step.records) if r.stage == "input" and not r.call]
     )
-    if losses != counts or shapes.reference != shapes.candidate or not shapes.reference:
+    stepped = steps.map(lambda step: any(r.stage == "update" for r in without_values(step.records)))
+    if losses != counts or shapes.reference != shapes.candidate or not shapes.reference or not all(stepped):
         return
     left_over = next((str(x) for x in steps.map(lambda step: step.settings.get("gradients.left_over")) if x), "")
     note = f"gradients {left_over} are left over" if left_over else "all of them have one size"

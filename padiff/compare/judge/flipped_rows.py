@@ -207,6 +207,9 @@ class _Judge:
             relative = self._is_relative(place)
             if stage == "forward" and relative and passed[place]:
                 self._limit = float(self._rows["limit"][place])
+            if stage == "update" and not passed[place] and not self._diffs.sites.complete[place]:
+                self._judge(place, stage, 0.0)
+                continue
             if not passed[place] and stage in ("weight", "update"):
                 self._judge_later(place, stage)
                 passed[place] = bool(self._rows["passed"][place])

@@ -99,7 +99,13 @@ def absent_stages(
             record = _looked_elsewhere(record, stage, run, step.number)
         histories.append(record)
     history = Both(*histories)
-    absent = Both(*(stages.intersection(_STAGES) & record.stages for stages, record in zip(lacking, history)))
+    expected = Both(*(_never_stepped(run.info, stages) for run, stages in zip(runs, recorded)))
+    absent = Both(
+        *(
+            stages.intersection(_STAGES) & (record.stages | more)
+            for stages, record, more in zip(lacking, history, expected)
+        )
+    )
     if any(absent):
         alone = np.flatnonzero(~diffs.sites.complete).tolist()
         failed = [place for place in alone if _is_of(diffs[place], absent) and not is_nothing(diffs[place])]
@@ -113,6 +119,16 @@ def _stages_of(step: Step) -> frozenset[str]:
 
 def _stages(records: Sequence[Record]) -> frozenset[str]:
     return frozenset({record.stage for record in records if record.layer != LOOP})
+
+
+def _never_stepped(info: RunInfo, stages: frozenset[str]) -> frozenset[str]:
+    """Return the stage of gradients if a backward came to a model that an optimizer trains, and left no gradient: they
+    are recorded when the optimizer steps, which it never does.
+    """
+    trains = any(name.startswith("optimizer.") and name.endswith(".parameters") for name in info.settings)
+    level = _detail(info).level_of
+    is_known = "backward" in stages and any(level(layer.path, "grad") != NOTHING for layer in info.layers)
+    return frozenset({"grad"} if trains and is_known and "grad" not in stages else ())
 
 
 def _looked_elsewhere(history: History, stage: str, run: Run, number: int) -> History:

@@ -221,6 +221,8 @@ class Later:
             self._seen.add("stepped")
         if first.stage == "weight" and first.step:
             self._seen.add("written")
+        if first.cause is not None and first.cause.kind == "step_missing":
+            self._seen |= {"input", "stepped", "written"}  # where its steps end is not where the other side's do
 
     def faults(self, diffs: StepDiffs, alignment: Alignment) -> Iterator[Fault]:
         """Yield the faults of a step.

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from difflib import get_close_matches
-from itertools import pairwise
+from itertools import chain, pairwise
 
 from padiff.compare.coverage import stacks_of
 from padiff.compare.diagnose.hypotheses import parameter_history
@@ -45,15 +45,20 @@ _SIMPLE = frozenset({"linear", "conv", "norm", "embedding"})
 def missing_causes(scene: DiffContext) -> Iterator[Cause]:
     """Yield the cause of a first diff that is a missing gradient or update, as the records show it."""
     pair = scene.diff.pair
-    if pair.complete or pair.stage not in ("grad", "update") or pair.anchor.layer == LOOP:
+    if pair.stage not in ("grad", "update") or pair.anchor.layer == LOOP:
         return
-    side, other_side = SIDES.swapped() if pair.candidate is None else SIDES
     sides = scene.sides(scene.number)
     if sides is None:
         return
+    if pair.complete:
+        for side, step, other_step in zip(SIDES, sides, sides.swapped()):
+            if _is_zeroed(scene, side) and not any(_is_there(r) for r in step.records if r.stage == "grad"):
+                yield _skipped(scene, side, step, other_step)
+        return
+    side, other_side = SIDES.swapped() if pair.candidate is None else SIDES
     step, other_step = getattr(sides, side), getattr(sides, other_side)
     if whole_stage_missing(scene.diff, scene.step):
-        yield _skipped(scene, side, step)
+        yield _skipped(scene, side, step, other_step)
         return
     owner = _owned(scene, pair, side)
     if owner is None:
@@ -75,11 +80,28 @@ def missing_causes(scene: DiffContext) -> Iterator[Cause]:
     back = [r for r in step.records if r.stage == "backward" and r.layer == layer]
     ran = [r for r in step.records if r.stage == "forward" and r.layer == layer]
     back_there = [r for r in other_step.records if r.stage == "backward" and r.layer == pair.anchor.layer]
-    kind = _kind(getattr(scene.runs, side).info, layer)
-    if ran and not back and back_there and any(r.stage == "backward" for r in step.records):
+    info = getattr(scene.runs, side).info
+    kind = _kind(info, layer)
+    reached = {record.call for record in back}
+    unreached = [call for call in sorted({record.call for record in back_there}) if call not in reached]
+    is_held = any(key in group for group in _groups(info).values())
+    if (
+        ran
+        and back_there
+        and any(r.stage == "backward" for r in step.records)
+        and (not back or (is_held and unreached))
+    ):
         text = f"no gradient comes back to layer {layer} on the {side}: frozen, detached, or not used"
-        yield Cause("detached", text, True, "the other side's layer gets one in this step, and both ran")
-    elif back and kind in _SIMPLE and any(_is_there(record) for record in back):
+        if back:
+            text = (
+                f"no gradient comes back to call {unreached[0] + 1} of layer {layer} on the {side}: a term of its loss "
+                "is missing, or detached"
+            )
+        number = unreached[0] if back else 0
+        cut = _cut_line(step, other_step, layer, number) or (_model_line(step, layer, number) if back else None)
+        lines = Both(None, cut) if side == SIDES.candidate else UNKNOWN_LINES
+        yield Cause("detached", text, True, "the other side's layer gets one in this step, and both ran", lines=lines)
+    elif back and not is_held and kind in _SIMPLE and any(_is_there(record) for record in back):
         text = (
             f"the {side}'s optimizer does not hold {name}: its layer's output gets a gradient, so the parameter has "
             "one, and others are updated"
@@ -97,19 +119,59 @@ def missing_causes(scene: DiffContext) -> Iterator[Cause]:
         yield Cause("no_gradient", unsaid)
 
 
-def _skipped(scene: DiffContext, side: str, step: Step) -> Cause:
+def _skipped(scene: DiffContext, side: str, step: Step, other_step: Step) -> Cause:
     """Return the cause of a step in which an optimizer updated nothing."""
-    if "@zeroed" in getattr(scene.runs, side).info.lines:
+    back = [r for r in step.records if r.stage == "backward"]
+    if not back and any(d.pair.stage == "backward" for d in scene.step):
+        text = (
+            f"no gradient comes back to the {side}'s layers: its loss is detached from them, or computed without them"
+        )
+        lines = Both(None, _cut_line(step, other_step)) if side == SIDES.candidate else UNKNOWN_LINES
+        return Cause("detached", text, True, "no layer's output has a gradient, and the other side's have", lines=lines)
+    if _is_zeroed(scene, side):
         text = f"the {side} clears its gradients between backward and step: its optimizer has nothing to step with"
         clear = "clear_grad" if scene.frameworks.candidate == "paddle" else "zero_grad"
         fix = f"optimizer.step(); optimizer.{clear}()" if side == "candidate" else ""
         return Cause("step_skipped", text, True, "the source clears them there, and nothing is updated", fix)
     text = f"the {side}'s optimizer did not step in this step, as it did in others"
-    back = [r for r in step.records if r.stage == "backward"]
     overflowed = [d for d in scene.step if d.figures is not None and d.figures.nonfinite + d.figures.overflowed]
     if not back or overflowed:
         return Cause("step_skipped", text)  # a scaler skips a step whose gradients overflowed
     return Cause("step_skipped", text, True, "its backward ran, and no gradient overflowed")
+
+
+def _cut_line(step: Step, other_step: Step, layer: str = "", number: int = 0) -> Frame | None:
+    """Return the line that cuts what a layer's call gives, or any layer's, off from the backward; `None` unless one.
+
+    Args:
+        other_step: the other side's step: lines that it has, too, are right.
+    """
+    right = {call.line.code for call in other_step.trace.calls if call.line is not None}
+    reached: set[int] = set()
+    lines: set[Frame | None] = set()
+    for call in step.trace.calls:
+        tensors = {operand.tensor for operand in call.outputs}
+        if not call.function and ((call.layer, call.call) == (layer, number) or not layer):
+            reached |= tensors
+        elif reached & {operand.tensor for operand in call.inputs}:
+            if call.function == "detach" or call.cut:
+                lines |= {call.line} if call.line is not None and call.line.code not in right else set()
+            else:
+                reached |= tensors
+    return lines.pop() if len(lines) == 1 else None
+
+
+def _model_line(step: Step, layer: str, number: int) -> Frame | None:
+    """Return the line that calls the model in whose code a layer's call is; `None` if not traced."""
+    calls = [call for call in step.trace.calls if not call.function]
+    at = next((k for k, call in enumerate(calls) if (call.layer, call.call) == (layer, number)), len(calls))
+    around = [call for call in calls[at:] if call.layer == layer or is_below(layer, call.layer)]
+    return min(around, key=lambda call: call.layer.count("."), default=TracedCall(layer, 0)).line
+
+
+def _is_zeroed(scene: DiffContext, side: str) -> bool:
+    """Return True if the side's source clears the gradients between backward and step."""
+    return "@zeroed" in getattr(scene.runs, side).info.lines
 
 
 # Most steps whose updates are counted.
@@ -122,11 +184,11 @@ def interval_cause(scene: DiffContext) -> Cause | None:
     A parameter that one side does not reach, such as an expert without a token, explains its missing gradient only.
     """
     now, pair = scene.sides(scene.number), scene.diff.pair
-    if now is None or not all(updates := now.map(_updates)):
+    if now is None or not any(updates := now.map(_updates)):
         return None
     is_missing = not pair.complete and pair.stage in ("grad", "update")
     is_first = scene.number == scene.numbers[0]
-    most = updates.map(lambda counts: max(counts.values()))
+    most = updates.map(lambda counts: max(counts.values(), default=0))
     calls = now.map(lambda step: step.micro_batches)
     is_counted = most.reference != most.candidate and (not is_first or pair.stage == "input")
     # Weights that agree where the step begins, and are updated within it.
@@ -138,12 +200,18 @@ def interval_cause(scene: DiffContext) -> Cause | None:
     slices = (pair.map(lambda parts: parts[0]) for pair in scene.alignment.parameters)
     keys = [both.map(lambda part: (part.layer, part.slot)) for both in slices]
     steps = [sides for n in scene.numbers[:_COUNTED] if (sides := scene.sides(n)) is not None]
+    groups = scene.runs.map(lambda run: _groups(run.info))
     counts = Both(*([_updates(getattr(sides, side)) for sides in steps] for side in SIDES))
     times = [both.zip(updates).map(lambda each: each[1][each[0]]) for both in keys]
     # What one side never updates is frozen there, or in no optimizer.
     rows = [both.zip(counts).map(lambda each: [step[each[0]] for step in each[1]]) for both in keys]
+    never = _never_stepped(scene, keys, rows, steps)
+    if never is not None or not all(updates):
+        return never
     trained = [k for k, both in enumerate(rows) if all(map(any, both))]
-    apart = [k for k in trained if times[k].reference != times[k].candidate]
+    # Beside its optimizer's others, a parameter without an update has no gradient: its optimizer steps as often.
+    stepped = [keys[k].zip(groups.zip(updates)).map(_is_stepped) for k in range(len(keys))]
+    apart = [k for k in trained if times[k].reference != times[k].candidate and all(stepped[k])]
     missing = pair.anchor.layer, pair.anchor.slot.partition("[")[0]
     if not apart or (is_missing and not any(missing in {*keys[k]} for k in apart)):
         return None
@@ -180,15 +248,70 @@ def interval_cause(scene: DiffContext) -> Cause | None:
 _COUNTS = "each step's updates are recorded"
 
 
+def _never_stepped(
+    scene: DiffContext,
+    keys: Sequence[Both[tuple[str, str]]],
+    rows: Sequence[Both[list[int]]],
+    steps: Sequence[Both[Step]],
+) -> Cause | None:
+    """Return the cause that one side's optimizer never steps, and the other side updates what it holds.
+
+    Args:
+        keys: parameters that both sides have.
+        rows: the number of updates of each, in each step.
+        steps: the steps. An optimizer that steps has a learning rate, though it may update nothing.
+    """
+    for side, other_side in (SIDES.swapped(), SIDES):
+        info = getattr(scene.runs, side).info
+        groups = _groups(info)
+        rates = {
+            r.slot for each in steps for r in getattr(each, side).records if (r.layer, r.stage) == (LOOP, "update")
+        }
+        apart = {
+            getattr(both, side): getattr(row, side) for both, row in zip(keys, rows) if any(getattr(row, other_side))
+        }
+        for key, group in groups.items():
+            names = [each for each in group if each in apart]
+            if names and len(rates) < len(groups) and not any(any(apart[each]) for each in names):
+                text = f"the {side}'s optimizer of `{'/'.join(names[0])}` never steps, the {other_side}'s does"
+                line = next((info.lines[k] for k in (f"@zero_grad:{key}", "@zero_grad", key) if k in info.lines), None)
+                lines = Both(None, line) if side == SIDES.candidate else Both(line, None)
+                return Cause("step_missing", text, True, _COUNTS, lines=lines)
+    return None
+
+
 def _updates(step: Step) -> Counter[tuple[str, str]]:
     """Return the number of updates of each parameter in a step."""
     return Counter((r.layer, r.slot) for r in without_values(step.records) if r.stage == "update" and r.layer != LOOP)
 
 
+_Groups = dict[str, list[tuple[str, ...]]]
+
+
+def _groups(info: RunInfo) -> _Groups:
+    """Return the parameters of each optimizer, by its key."""
+    groups: _Groups = {}
+    for name, value in info.settings.items():
+        if name.endswith(".parameters") and isinstance(value, list | tuple):
+            key = name.partition(".group.")[0]
+            groups.setdefault(key, []).extend(tuple(each.rsplit("/", 1)) for each in value)
+    return groups
+
+
+def _is_stepped(
+    of_side: tuple[tuple[str, str], tuple[_Groups, Counter[tuple[str, str]]]],
+) -> bool:
+    """Return False if a parameter is updated less often than others of its only optimizer."""
+    key, (groups, updates) = of_side
+    holding = [group for group in groups.values() if key in group]
+    return len(holding) != 1 or updates[key] == max(
+        (count for each, count in updates.items() if each in holding[0]), default=0
+    )
+
+
 def _holders(info: RunInfo) -> Counter[tuple[str, ...]]:
     """Return the number of optimizers that hold each parameter."""
-    groups = [value for name, value in info.settings.items() if name.endswith(".parameters")]
-    return Counter(tuple(name.rsplit("/", 1)) for group in groups if isinstance(group, list | tuple) for name in group)
+    return Counter(chain.from_iterable(_groups(info).values()))
 
 
 def _interval(series: Sequence[int], most: Sequence[int], name: str, steps: Sequence[Both[Step]]) -> str:
