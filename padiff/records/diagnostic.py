@@ -41,6 +41,7 @@ _OF_LAYER = ("layer_setting", "dropout", "batch_norm")
 # Lines of the training's own calls, by the kind of the cause.
 _OF_STEP = {
     "stale_gradient": ("@zero_grad", "@step"),
+    "left_over": ("@zero_grad", "@step"),
     "micro_batch_missing": ("@zero_grad", "@step"),
     "accumulation": ("@total", "@backward"),
     "step_skipped": ("@step",),
