@@ -543,6 +543,7 @@ def _cause(scene: DiffContext, step: Sequence[Diff], place: Place, evidence: Evi
     declared = scene.declared
     cause = (
         rank_cause(scene, step)
+        or missing_gradient.unstepped_cause(scene)
         or missing_gradient.interval_cause(scene)
         or evaluation_cause(diff, step, runs)
         or repeated_cause(diff, runs)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -10,6 +11,7 @@ from difflib import get_close_matches
 from itertools import pairwise
 
 from padiff.compare.coverage import stacks_of
+from padiff.compare.declared.optimizers import Optimizers, groups_of, site_pairs
 from padiff.compare.diagnose.hypotheses import parameter_history
 from padiff.compare.diagnose.hypotheses.diff_context import DiffContext, place_of
 from padiff.compare.diagnose.place import graphs_of
@@ -95,6 +97,45 @@ def missing_causes(scene: DiffContext) -> Iterator[Cause]:
             yield Cause("not_in_optimizer", f"{text}; or the layer does not use it (it is zeros yet)", fix=fix)
     else:
         yield Cause("no_gradient", unsaid)
+
+
+def unstepped_cause(scene: DiffContext) -> Cause | None:
+    """Return the cause that an optimizer of the reference never steps in the candidate; else `None`.
+
+    Where a step of the loop ends with that optimizer's, the candidate's steps end at another place.
+    """
+    sides, infos = scene.sides(scene.number), scene.runs.map(lambda run: run.info)
+    optimizers = infos.map(lambda info: Optimizers.from_settings(info.settings))
+    if (
+        sides is None
+        or not optimizers.reference.count > optimizers.candidate.count
+        or not all(o.whole for o in optimizers)
+    ):
+        return None
+    partners = {pair.reference: pair.candidate for pair in site_pairs(scene.alignment, infos)}
+    keys = groups_of(infos.reference.settings)
+    absent: dict[str, set[str]] = {}
+    for site, key in keys.items():
+        absent.setdefault(key.partition(".group.")[0], set()).add(partners.get(site, ""))
+    absent = {key: sites for key, sites in absent.items() if not {"", *optimizers.candidate.by_site} & sites}
+    pair = scene.diff.pair
+    backwards = sides.map(lambda step: sum((c.layer, c.function) == (LOOP, "backward") for c in step.trace.calls))
+    is_gradient = pair.stage in ("grad", "update")
+    if len(absent) != 1 or (pair.complete and (is_gradient or backwards.reference == backwards.candidate)):
+        return None
+    (key, sites), lines = *absent.items(), infos.map(lambda info: info.lines)
+    site = "" if pair.reference is None else f"{pair.reference.layer}/{pair.reference.slot}"
+    if is_gradient and partners.get(site) not in sites:
+        return None
+    names = ", ".join(f"`{each}`" for each in sorted(sites)[:2]) + ", ..." * (len(sites) > 2)
+    rule = infos.reference.settings.get(f"{key}.rule", "optimizer")
+    text = f"no optimizer of the candidate steps {names}: the reference's {rule} does"
+    cleared = lines.candidate.get("@unstepped")
+    name = None if cleared is None else re.match(r"([\w.]+)\.(?:zero_grad|clear_grad)", cleared.code)
+    shown = Both(
+        lines.reference.get(f"@step:{key}"), lines.candidate.get("@unstepped:after") or lines.candidate.get("@step")
+    )
+    return Cause("never_stepped", text, fix="" if name is None else f"{name[1]}.step()", lines=shown)
 
 
 def _skipped(scene: DiffContext, side: str, step: Step) -> Cause:
