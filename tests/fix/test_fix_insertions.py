@@ -438,9 +438,10 @@ def test_a_fault_of_a_loop_is_shown_and_fixed_where_it_is(tmp_path, loop, name):
     assert result["outcome"] == "match", result
     new = [each[1:] for each in result["patch"].splitlines() if each.startswith("+") and not each.startswith("+++")]
     assert new == added
-    if brief["cause"]["proven"] and "new" in (brief["fix"] or {}):
+    code = (brief["fix"] or {}).get("new")
+    if brief["cause"]["proven"] and code:
         paths = {name: str(tmp_path / "runs" / name) for name in ("reference", "candidate")}
         with Tools([str(tmp_path)]) as tools:
-            edit = brief["fix"]["new"].partition("lr")[2] or brief["fix"]["new"]
+            edit = code.partition('"lr": ')[2] or code
             (share,) = json.loads(tools.call("what_if", {**paths, "edit": edit}))["computed"]
         assert share["share"] == 1.0 and share["proven"]
