@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import permutations
 
-from padiff.frameworks.catalog import LAYERS, number_text
+from padiff.frameworks.catalog import LAYERS, OPTIMIZERS, number_text
 from padiff.model.equivalents import common_kind
 from padiff.records.diagnostic import brief_fault
 from padiff.system.frames import Frame
@@ -128,6 +128,7 @@ class Rules(Drafts):
             return
         line, place = source.line(fix.line), source.line_start(fix.line)
         known = {*_IDENTIFIER.findall(fix.old), *KEYWORDS, *CONVERTING, "True", "False", "None", "true", "false"}
+        known |= {name.lower() for names in OPTIMIZERS.values() for name in names}  # by which a factory chooses
         new = _OF_MATH.sub("0", fix.new)
         others = [each for each in _IDENTIFIER.finditer(new) if each[0] not in known and not kind_of(each[0])]
         may_be_written = all(each[0] in source.names and new[each.end() :][:1] != "(" for each in others)

@@ -134,6 +134,11 @@ CASES = {
          "text": CLIPPED, "framework": "paddle", "stage": "grad", "lines": {"optimizer.0": "Adam("}},
         ["-clip = paddle.nn.ClipGradByNorm(0.1)", "+clip = paddle.nn.ClipGradByGlobalNorm(0.1)"],
     ),
+    "the name of an optimizer in a config": (
+        {"cause": Cause("weight_decay_form", "weight decay is coupled", proven=True), "at": "name", "stage": "update",
+         "text": 'name = "adam"\n', "reference": 'name = "adamw"'},
+        ['-name = "adam"', '+name = "adamw"'],
+    ),
     "a factor of the reference's line": (
         {"cause": Cause("scale_missing", "mul() is left out", proven=True), "at": "out = net(x)",
          "text": TORCH.replace(" / 0.9", ""), "reference": "out = net(x) * math.sqrt(4)"},
