@@ -516,8 +516,8 @@ class _Search:
             for name in _AVERAGING:
                 for call in source.calls.get(name, ()):
                     if name in _SURELY_AVERAGING or _REMAINDER.search(ast.unparse(call)):
-                        here, scope = _Found(source, call), source.scopes.get(call)
-                        yield from [here] if scope is None or scope in loops else self.callers(here)
+                        write, scope = _Found(source, call), source.scopes.get(call)
+                        yield from [write] if scope is None or scope in loops else self.callers(write)
 
     def _of_optimizer(
         self, role: str, calls: Sequence[_Found], names: Collection[str], construction: _Found | None

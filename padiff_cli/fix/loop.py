@@ -124,13 +124,13 @@ class LoopRules(Drafts):
         """Yield the step of an optimizer that is cleared and never steps, after the backward pass that follows."""
         if self._fault.kind != "never_stepped":
             return
-        known = {
+        stepping = {
             dotted(call.func.value) for _, call in self._project.calls("step") if isinstance(call.func, ast.Attribute)
         }
         for source, call in self._project.calls("zero_grad", "clear_grad"):
             name = dotted(call.func.value) if isinstance(call.func, ast.Attribute) else ""
             clearing = source.statement_around(call)
-            if not name or name in known or clearing is None:
+            if not name or name in stepping or clearing is None:
                 continue
             near = [source.statement_around(each) for each in source.calls("backward") if _near(source, each, clearing)]
             later = [each for each in near if each is not None and each.lineno > clearing.lineno]

@@ -127,10 +127,10 @@ class Rules(Drafts):
         if fix is None or source is None or not fix.line or not fix.old or not fix.new or "# " in fix.new:
             return
         line, place = source.line(fix.line), source.line_start(fix.line)
-        known = {*_IDENTIFIER.findall(fix.old), *KEYWORDS, *CONVERTING, "True", "False", "None", "true", "false"}
-        known |= {name.lower() for names in OPTIMIZERS.values() for name in names}  # by which a factory chooses
+        names = {*_IDENTIFIER.findall(fix.old), *KEYWORDS, *CONVERTING, "True", "False", "None", "true", "false"}
+        names |= {name.lower() for classes in OPTIMIZERS.values() for name in classes}  # by which a factory chooses
         new = _OF_MATH.sub("0", fix.new)
-        others = [each for each in _IDENTIFIER.finditer(new) if each[0] not in known and not kind_of(each[0])]
+        others = [each for each in _IDENTIFIER.finditer(new) if each[0] not in names and not kind_of(each[0])]
         may_be_written = all(each[0] in source.names and new[each.end() :][:1] != "(" for each in others)
         texts = {*_TEXT.findall(fix.new)} - {*_TEXT.findall(fix.old)}
         may_be_written &= "\\" not in fix.new and all(
@@ -173,8 +173,8 @@ class Rules(Drafts):
 
     def _as_partial(self, fix: ast.Call, weight: float) -> Iterator[Proposal]:
         """Yield the arguments of a fix for a class that is named where it is chosen, and called by a variable."""
-        given = [f"{each.arg}={text}" for each in fix.keywords if (text := value_text(each.value))]
-        for source in self._project if given and len(given) == len(fix.keywords) else ():
+        arguments = [f"{each.arg}={text}" for each in fix.keywords if (text := value_text(each.value))]
+        for source in self._project if arguments and len(arguments) == len(fix.keywords) else ():
             for node in source.nodes:
                 above = source.parents.get(node)
                 is_called = isinstance(above, (ast.Attribute, ast.ClassDef)) or (
@@ -186,12 +186,12 @@ class Rules(Drafts):
                     and not is_called
                 ):
                     head = source.spelled("functools.partial")
-                    text = f"{head or 'functools.partial'}({source.code(node)}, {', '.join(given)})"
+                    text = f"{head or 'functools.partial'}({source.code(node)}, {', '.join(arguments)})"
                     edits = [
                         Edit(source.file, *source.span(node), text),
                         *([] if head else [source.import_edit("functools")]),
                     ]
-                    yield Proposal(tuple(edits), f"`{source.code(node)}` is given {', '.join(given)}", weight + 0.1)
+                    yield Proposal(tuple(edits), f"`{source.code(node)}` is given {', '.join(arguments)}", weight + 0.1)
 
     def _targets(self, fix: ast.Call) -> list[tuple[Source, ast.Call]]:
         """Return the calls of the candidate that a fix may be about."""

@@ -133,8 +133,8 @@ class _Compared:
         is_code = _CODE.search(texts[0]) is not None
         if cause is None or not cause.proven or not is_code or texts[0] not in texts[1] or texts[0] in texts[2]:
             return []
-        known = [each for each in self.explanations if each.proven and each.text == cause.sentence]
-        return known or [Explanation(cause.kind, cause.sentence, cause.fix, 1.0, cause.remaining, True, declared=True)]
+        proven = [each for each in self.explanations if each.proven and each.text == cause.sentence]
+        return proven or [Explanation(cause.kind, cause.sentence, cause.fix, 1.0, cause.remaining, True, declared=True)]
 
     def of_schedule(self, edit: str) -> list[Explanation]:
         """Return what an edit of a schedule's number makes of the learning rates; nothing if it is another number."""

@@ -608,7 +608,7 @@ def _other_operands(
         place = node.given.index(lone[0])
         for other in others:
             theirs = candidate.nodes[other]
-            if theirs.operation != node.operation or len(theirs.given) != len(node.given) or theirs.how:
+            if theirs.operation != node.operation or len(theirs.given) != len(node.given) or theirs.how != node.how:
                 continue
             values = [
                 (sheet.formula.values[g], candidate.formula.values[h])

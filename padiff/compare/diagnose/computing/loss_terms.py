@@ -341,8 +341,10 @@ class _Scale:
 
     def is_like(self, other: _Scale) -> bool:
         """Return True if another scale has the same numbers."""
-        own, theirs = ([each.count, *sorted(each.factors)] for each in (self, other))
-        return len(own) == len(theirs) and all(math.isclose(*pair, rel_tol=1e-6) for pair in zip(own, theirs))
+        scales = [[each.count, *sorted(each.factors)] for each in (self, other)]
+        return len(self.factors) == len(other.factors) and all(
+            math.isclose(*pair, rel_tol=1e-6) for pair in zip(*scales)
+        )
 
     def factor_without(self, other: _Scale) -> float:
         """Return the product of the numbers that another scale does not have."""
