@@ -397,14 +397,14 @@ def _counted(
     terms: Terms, other: Terms | None, places: Sequence[int], ratio: float, surplus: bool
 ) -> tuple[str, str, Both[Any]]:
     """Return the kind and the text of terms that count more or less, and their weights, zeros if not known, or their
-    reductions.
+    reductions; no kind if both sides have the same numbers, so that a function differs.
     """
     unknown: Both[Any] = Both(0.0, 0.0)
     scales = _scales(terms, places)
     partner = None if other is None else _partner(terms, other, places)
     if other is not None and partner is not None:
         others = _scales(other, partner)
-        if scales and others and scales[-1].is_like(others[-1]):
+        if ratio > 0 and scales and others and scales[-1].is_like(others[-1]):
             return "", "", unknown
         pairs = [(own, theirs) for own in scales for theirs in others]
         fitting = (pair for pair in pairs if math.isclose(pair[0].divisor / pair[1].divisor, abs(ratio), rel_tol=_SAME))
