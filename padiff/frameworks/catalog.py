@@ -128,6 +128,7 @@ class ArgumentNames:
     Attributes:
         optimizers, layers: the modules that hold optimizers and layers.
         rate: an optimizer's argument for the learning rate.
+        tensor: the function that makes a tensor of numbers.
         values: common name of an optimizer's setting -> the argument, and the common names of the argument's items.
         clips: kind of clipping -> a call or an argument that clips; ``{}`` stands for the limit.
         rules: common name of an update rule -> the class, if its name differs.
@@ -143,6 +144,7 @@ class ArgumentNames:
     optimizers: str
     layers: str
     rate: str
+    tensor: str
     values: Mapping[str, tuple[str, tuple[str, ...]]]
     clips: Mapping[str, str]
     rules: Mapping[str, str] = field(default_factory=dict)
@@ -168,6 +170,7 @@ _TORCH = ArgumentNames(
     optimizers="torch.optim",
     layers="torch.nn",
     rate="lr",
+    tensor="torch.tensor",
     values={
         **_SHARED,
         **_LBFGS,
@@ -189,6 +192,7 @@ _PADDLE = ArgumentNames(
     optimizers="paddle.optimizer",
     layers="paddle.nn",
     rate="learning_rate",
+    tensor="paddle.to_tensor",
     values={
         **_SHARED,
         **_LBFGS,
@@ -345,6 +349,7 @@ def _vocabulary(framework: str, spelling: ArgumentNames) -> Vocabulary:
         *(f"{spelling.layers}.{name}" for name in LAYERS[framework]),
         *(f"{functional}.{name}" for name in losses),
         *_CLIPS[framework],
+        spelling.tensor,
     }
     return Vocabulary(
         variables=frozenset({"model", "grad_clip", "labels", "attr", "weight_attr", "bias_attr"}),

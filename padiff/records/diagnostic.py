@@ -47,9 +47,11 @@ _OF_STEP = {
     "step_skipped": ("@step",),
     "step_repeated": ("@step",),
     "no_gradient": ("@backward",),
+    "average_order": ("@average",),
+    "average_missing": ("@average", "@step"),
 }
 # Kinds of causes of a first diff in an input that no line that makes data shows.
-_NOT_OF_DATA = ("model", "step_repeated")
+_NOT_OF_DATA = ("model", "step_repeated", "never_stepped")
 # The object whose mode a line sets.
 _MODE = re.compile(r"(\w+)\.(?:train|eval)\(")
 # Kinds of causes that the line of the data loader shows.
@@ -430,6 +432,9 @@ def _lines_of(first: FirstDiff, models: Models) -> Both[Frame | None]:
     about = UNKNOWN_LINES if first.cause is None else first.cause.lines
 
     def written(frames: Both[Frame | None]) -> Both[Frame | None]:
+        if frames.reference is not None and "partial(" in frames.reference.code:
+            # The reference sets it where the class is chosen.
+            frames = replace(frames, candidate=_class_line(models.lines.candidate, frames.candidate))
         defined = models.lines.zip(frames).map(lambda side: _defined(side[0], side[1], first))
         if not is_same(*defined):
             # A definition that the reference's calls read as well is right: the candidate's call reads the wrong one.
@@ -472,6 +477,11 @@ def _lines_of(first: FirstDiff, models: Models) -> Both[Frame | None]:
             in_role = in_role.zip(models.lines).map(lambda side: side[0] or side[1].get("@batch"))
     # Weights of a loss are set where the loss is made.
     is_weight = first.slot.endswith((".input.weight", ".input.pos_weight"))
+    if kind == "loss_function" and first.cause is not None:
+        keys = tuple(map(loss_key, re.findall(r"\b[a-z\d_]+_loss\b", first.cause.sentence)))
+        made = line_of_role(keys, first, models)
+        if all(made):
+            return written(made)
     if first.stage == "loss" and not is_weight and (about.candidate is not None or ".input." in first.slot):
         # The call that differs or takes the tensor says more than the sum of all terms.
         shown = about.zip(called.zip(in_role)).map(lambda side: side[0] or side[1][0] or side[1][1])
@@ -506,10 +516,12 @@ def _lines_of(first: FirstDiff, models: Models) -> Both[Frame | None]:
     if kind.startswith(_OF_OPTIMIZER) or (first.stage == "update" and kind != "unknown"):
         calls = _optimizers(first, models)
         shown = written(calls)
-        if first.cause is not None and _SPARED.search(first.cause.sentence):
+        is_spared = first.cause is not None and _SPARED.search(first.cause.sentence) is not None
+        if is_spared or (is_same(*shown) and is_same(*calls)):
             chosen = _changed_line(models, "@optimizer.")
             if chosen is not None and all(chosen):
-                return chosen  # the code that chooses the parameters of a group
+                return chosen  # the code that makes the groups, or chooses their parameters
+        if is_spared:
             shown = replace(shown, candidate=calls.candidate)  # the value is right, for fewer parameters
         schedules = line_of_role(("@scheduler",), first, models)
         if kind == "learning_rate" and all(schedules) and (is_same(*shown) or not _starts_otherwise(shown)):
@@ -719,6 +731,14 @@ def _defined(lines: Mapping[str, Frame], made: Frame | None, first: FirstDiff) -
     read = {each for key, each in lines.items() if key.startswith(f"{frame.file}:{frame.line}#")}
     read = {each for each in read if _shares_number(each.code, words)}
     return read.pop() if len(read) == 1 else frame
+
+
+def _class_line(lines: Mapping[str, Frame], made: Frame | None) -> Frame | None:
+    """Return the line where the class stands that a line calls by a variable; else the line itself."""
+    head = "" if made is None else f"{made.file}:{made.line}#"
+    names = {key: key[len(head) :].partition("#")[0] for key in lines if head and key.startswith(head)}
+    classes = {lines[key] for key, name in names.items() if name[:1].isupper() and made and name not in made.code}
+    return classes.pop() if len(classes) == 1 else made
 
 
 def _words(cause: Cause | None) -> str:
@@ -998,7 +1018,7 @@ def _with_argument(line: CodeLine, fix: str) -> str:
     """Return a line of code with the argument that a fix such as ``LayerNorm(..., eps=1e-05)`` names, or the argument
     alone if the line is a part of a call; empty if another part of the line is marked.
     """
-    call = re.fullmatch(r"[\w.()]+\(\.\.\., (\w+)=(\[[^]]*\]|[^(),]+)\)(?:  #.*)?", fix)
+    call = re.fullmatch(r"[\w.()]+\(\.\.\., (\w+)=([\w.]+\(\[[^]]*\]\)|\[[^]]*\]|[^(),]+)\)(?:  #.*)?", fix)
     if call is None or line.span is None:
         return ""
     start, end = line.span
@@ -1011,7 +1031,9 @@ def _with_argument(line: CodeLine, fix: str) -> str:
     value = call[2]
     if given is not None and "(" in given[2]:  # a tensor is made of the list
         lists = re.findall(r"\[[^\[\]]*\]", given[2])
-        value = given[2].replace(lists[0], value) if len(lists) == 1 and value.startswith("[") else ""
+        value = (
+            given[2].replace(lists[0], value[value.find("[") :].rstrip(")")) if len(lists) == 1 and "[" in value else ""
+        )
     if given is None or not value:
         return ""
     argument = f"{given[1]}{value}"

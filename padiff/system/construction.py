@@ -40,6 +40,10 @@ _ARGUMENTS = {"@clip": {"gradient_clip_val", "max_grad_norm"}, "@loader": {"shuf
 # End of the names of classes that hold all arguments of a trainer, and the roles that such a call has if no other call
 # has them.
 _TRAINER, _TRAINERS_ROLES = "TrainingArguments", ("optimizer.0", "@scheduler", "@clip")
+# Methods and functions that write a weight, those that write an average, and the share of what is averaged.
+_SURELY_AVERAGING = ("lerp_", "update_parameters")
+_AVERAGING = ("add_", "copy_", "set_value", "assign", *_SURELY_AVERAGING)
+_REMAINDER = re.compile(r"\b1(?:\.0)? - ")
 # Parameters of a model among the arguments of an optimizer.
 _PARAMETERS = re.compile(r"param|group", re.IGNORECASE)
 # Classes of the frameworks that make the layers in them.
@@ -213,7 +217,8 @@ def construction_lines(
     or a `Sequential`, the `return` of a helper function, or the only call of the class.
 
     Besides, the lines of the only call of a role: ``@clip``, ``@zero_grad``, ``@backward``, ``@step``, ``@scheduler``,
-    ``@loader``, ``@eval``, and ``@buffer:name`` where a buffer is registered; ``@zeroed`` is a ``@zero_grad`` between
+    ``@loader``, ``@eval``, ``@average``, and ``@buffer:name`` where a buffer is registered; ``@unstepped`` is the
+    ``@zero_grad`` of an optimizer that never steps, ``@zeroed`` is a ``@zero_grad`` between
     ``@backward`` and ``@step``, ``@total`` is where the loss that is differentiated is assigned, and ``@loss:name``
     where a loss is made or computed. For arguments of these calls, ``file:line#argument#0`` is the line that holds the
     plain value: in the call itself, if it has several lines, or where the value is defined, e.g. in a config or as a
@@ -444,6 +449,10 @@ class _Search:
                 of_key = self._of_optimizer(role, found.get(role, ()), variables, built.get(key))
                 if len(of_key) == 1:
                     roles[f"{role}:{key}"] = of_key[0]
+        roles |= self._unstepped(found)
+        averages = {*self._averages()}
+        if len(averages) == 1:
+            roles["@average"] = averages.pop()
         rates = [_Found(source, rate) for source in self._sources for rate in source.rates]
         if "@scheduler" not in found and len(rates) == 1:
             roles["@scheduler"] = rates[0]
@@ -479,6 +488,36 @@ class _Search:
         if len(order) == 3 and len(scopes) == 1 and places == sorted(places):
             roles["@zeroed"] = roles["@zero_grad"]
         return roles
+
+    def _unstepped(self, found: Mapping[str, Sequence[_Found]]) -> dict[str, _Found]:
+        """Return where the only optimizer without a call of ``step()`` is cleared, and the backward after that."""
+        owners = {
+            each: key_of(each.node.func.value)
+            for role in ("@zero_grad", "@step")
+            for each in found.get(role, ())
+            if isinstance(each.node.func, ast.Attribute)
+        }
+        stepped = {owners[each] for each in found.get("@step", ()) if each in owners}
+        stepped |= {key_of(value) for each in found.get("@step", ()) for value in each.node.args}
+        cleared = [each for each, owner in owners.items() if owner not in stepped and "opt" in owner.lower()]
+        if len(cleared) != 1:
+            return {}
+        clearing, scope = cleared[0], cleared[0].source.scopes.get(cleared[0].node)
+        passes = [each for each in found.get("@backward", ()) if each.source is clearing.source]
+        passes = [each for each in passes if each.source.scopes.get(each.node) is scope]
+        later = [each for each in passes if each.node.lineno > clearing.node.lineno]
+        after = min(later or passes, key=lambda each: each.node.lineno, default=clearing)
+        return {"@unstepped": clearing, "@unstepped:after": after}
+
+    def _averages(self) -> Iterator[_Found]:
+        """Yield the calls by which a loop averages weights: of a function that does, or of the method that writes."""
+        for source in self._sources:
+            loops = {source.scopes.get(call) for call in source.calls.get("backward", ())}
+            for name in _AVERAGING:
+                for call in source.calls.get(name, ()):
+                    if name in _SURELY_AVERAGING or _REMAINDER.search(ast.unparse(call)):
+                        write, scope = _Found(source, call), source.scopes.get(call)
+                        yield from [write] if scope is None or scope in loops else self.callers(write)
 
     def _of_optimizer(
         self, role: str, calls: Sequence[_Found], names: Collection[str], construction: _Found | None

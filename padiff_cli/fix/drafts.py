@@ -95,7 +95,11 @@ class Drafts:
             each.value
             for each in source.nodes
             if isinstance(each, ast.Assign) and isinstance(each.value, ast.Call)
-            if dotted(node) in map(dotted, each.targets) and called_function(each.value) == called_function(reference)
+            if dotted(node) in map(dotted, each.targets)
+            and (
+                called_function(each.value) == called_function(reference)
+                or {kind_of(last_name(call.func)) for call in (each.value, reference)} == {"clip"}
+            )
         ]
         return calls[0] if len(calls) == 1 and kind_of(last_name(reference.func)) else None
 

@@ -43,6 +43,8 @@ class LoopRules(Drafts):
             self._start,
             self._mode,
             self._zeroing,
+            self._averaging,
+            self._never_stepped,
             self._schedule,
             self._clipping,
             self._total,
@@ -117,6 +119,39 @@ class LoopRules(Drafts):
                 yield Proposal(
                     (line_after(source, step, f"{name}.{method}()"),), "gradients are zeroed after each step", CALLS
                 )
+
+    def _never_stepped(self) -> Iterator[Proposal]:
+        """Yield the step of an optimizer that is cleared and never steps, after the backward pass that follows."""
+        if self._fault.kind != "never_stepped":
+            return
+        stepping = {
+            dotted(call.func.value) for _, call in self._project.calls("step") if isinstance(call.func, ast.Attribute)
+        }
+        for source, call in self._project.calls("zero_grad", "clear_grad"):
+            name = dotted(call.func.value) if isinstance(call.func, ast.Attribute) else ""
+            clearing = source.statement_around(call)
+            if not name or name in stepping or clearing is None:
+                continue
+            near = [source.statement_around(each) for each in source.calls("backward") if _near(source, each, clearing)]
+            later = [each for each in near if each is not None and each.lineno > clearing.lineno]
+            edit = (
+                line_after(source, later[0], f"{name}.step()")
+                if later
+                else line_before(source, clearing, f"{name}.step()")
+            )
+            yield Proposal((edit,), f"`{name}` steps", CALLS)
+
+    def _averaging(self) -> Iterator[Proposal]:
+        """Yield the call that averages weights on the other side of the optimizer's step."""
+        source, average = self._project.statement_at(self._models.lines.candidate.get("@average"))
+        if self._fault.kind != "average_order" or source is None or not isinstance(average, ast.Expr):
+            return
+        for holder, step, _ in self._optimizer_steps():
+            if holder is source and source.parents.get(step) is source.parents.get(average):
+                edits = _moved(source, average, step)
+                if average.lineno > step.lineno:
+                    edits = edits[0], line_before(source, step, source.code(average))
+                yield Proposal(edits, "the average comes on the other side of the optimizer's step", CALLS)
 
     def _schedule(self) -> Iterator[Proposal]:
         """Yield additions, moves and removals of the schedule's step."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import ast
+import math
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import permutations
 
-from padiff.frameworks.catalog import LAYERS, number_text
+from padiff.frameworks.catalog import LAYERS, OPTIMIZERS, number_text
 from padiff.model.equivalents import common_kind
 from padiff.records.diagnostic import brief_fault
 from padiff.system.frames import Frame
@@ -27,6 +28,7 @@ from padiff_cli.fix.source import (
     last_name,
 )
 from padiff_cli.fix.vocabulary import (
+    CONVERTING,
     KEYWORDS,
     TAKING_ACTIVATION,
     UNARY,
@@ -51,6 +53,9 @@ _OTHER_ORDER = re.compile(
     r"the candidate calls (\w+)\(\) in `[^`]*`, then (\w+)\(\) in `[^`]*`, where the reference calls (\w+)\(\) in "
     r"`[^`]*`, then (\w+)\(\) in `"
 )
+_OF_MATH = re.compile(rf"\bmath\.(?:{'|'.join(name for name in dir(math) if name[0] != '_')})\b")
+# Functions that take a class and make none of its objects, or give it arguments already.
+_OF_CLASSES = ("isinstance", "issubclass", "partial")
 _IDENTIFIER, _TEXT = re.compile(r"[A-Za-z_]\w*"), re.compile(r"""["'][^"']*["']""")
 _SIGNS = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/"}
 _OPERATORS = {ast.Add: "add", ast.Sub: "sub", ast.Mult: "mul", ast.Div: "div", ast.Pow: "pow"}
@@ -114,24 +119,29 @@ class Rules(Drafts):
 
     def _shown(self) -> Iterator[Proposal]:
         """Yield the edit that the verdict shows, if the new line is made of names that the old line or the catalog has,
-        of further names of the file that it does not call, of numbers, and of no other texts than words and the file's.
+        of further names of the file that it does not call, of functions of `math`, of numbers, and of no other texts
+        than words and the file's.
         """
         fix = brief_fault(self._first, self._models).fix
         source = None if fix is None or fix.file is None else self._project.get(fix.file)
         if fix is None or source is None or not fix.line or not fix.old or not fix.new or "# " in fix.new:
             return
         line, place = source.line(fix.line), source.line_start(fix.line)
-        known = {*_IDENTIFIER.findall(fix.old), *KEYWORDS, "True", "False", "None", "true", "false"}
-        others = [each for each in _IDENTIFIER.finditer(fix.new) if each[0] not in known and not kind_of(each[0])]
-        may_be_written = all(each[0] in source.names and fix.new[each.end() :][:1] != "(" for each in others)
+        names = {*_IDENTIFIER.findall(fix.old), *KEYWORDS, *CONVERTING, "True", "False", "None", "true", "false"}
+        names |= {name.lower() for classes in OPTIMIZERS.values() for name in classes}  # by which a factory chooses
+        new = _OF_MATH.sub("0", fix.new)
+        others = [each for each in _IDENTIFIER.finditer(new) if each[0] not in names and not kind_of(each[0])]
+        may_be_written = all(each[0] in source.names and new[each.end() :][:1] != "(" for each in others)
         texts = {*_TEXT.findall(fix.new)} - {*_TEXT.findall(fix.old)}
         may_be_written &= "\\" not in fix.new and all(
             text[1:-1].isidentifier() or text in source.text for text in texts
         )
         if line.count(fix.old) == 1 and may_be_written:
             start = source.text.index(fix.old, place)
-            edit = Edit(source.file, start, start + len(fix.old), fix.new)
-            yield Proposal((edit,), "the line that the verdict shows", FIX - 0.1)
+            edits = [Edit(source.file, start, start + len(fix.old), fix.new)]
+            if new != fix.new and source.modules.get("math") != "math":
+                edits.append(source.import_edit("math"))
+            yield Proposal(tuple(edits), "the line that the verdict shows", FIX - 0.1)
 
     def _from_fix(self) -> Iterator[Proposal]:
         """Yield the fix of the cause, those of settings that differ at its stage, and the first of each together."""
@@ -148,6 +158,8 @@ class Rules(Drafts):
     def _of_call(self, fix: str, weight: float) -> Iterator[Proposal]:
         """Yield what a call in the words of a fix changes."""
         call = parsed_call(fix)
+        if call is not None and kind_of(last_name(call.func)) == "layer":
+            yield from self._as_partial(call, weight)
         for source, node in self._targets(call) if call is not None else ():
             assert call is not None
             match = Matcher((self._framework, self._framework)).match(call, node)
@@ -158,6 +170,28 @@ class Rules(Drafts):
                 # One rule has two classes in paddle.
                 changes.append(Change("rename", node, names[0], call))
             yield from self._written(source, match, changes, weight)
+
+    def _as_partial(self, fix: ast.Call, weight: float) -> Iterator[Proposal]:
+        """Yield the arguments of a fix for a class that is named where it is chosen, and called by a variable."""
+        arguments = [f"{each.arg}={text}" for each in fix.keywords if (text := value_text(each.value))]
+        for source in self._project if arguments and len(arguments) == len(fix.keywords) else ():
+            for node in source.nodes:
+                above = source.parents.get(node)
+                is_called = isinstance(above, (ast.Attribute, ast.ClassDef)) or (
+                    isinstance(above, ast.Call) and (above.func is node or last_name(above.func) in _OF_CLASSES)
+                )
+                if (
+                    isinstance(node, (ast.Name, ast.Attribute))
+                    and last_name(node) == last_name(fix.func)
+                    and not is_called
+                ):
+                    head = source.spelled("functools.partial")
+                    text = f"{head or 'functools.partial'}({source.code(node)}, {', '.join(arguments)})"
+                    edits = [
+                        Edit(source.file, *source.span(node), text),
+                        *([] if head else [source.import_edit("functools")]),
+                    ]
+                    yield Proposal(tuple(edits), f"`{source.code(node)}` is given {', '.join(arguments)}", weight + 0.1)
 
     def _targets(self, fix: ast.Call) -> list[tuple[Source, ast.Call]]:
         """Return the calls of the candidate that a fix may be about."""

@@ -11,11 +11,15 @@ from types import MappingProxyType
 import numpy as np
 
 from padiff.compare.diagnose.hypotheses.engine import Explanation
+from padiff.frameworks.catalog import common_name
 from padiff.records import Both
 from padiff.records.diagnostic import ARGUMENT_NAMES, named_at
 
 _KEYWORD = re.compile(r"\b([A-Za-z_]\w*)\s*(?:=(?!=)|:)\s*([^\s,()]+)")
 _BETAS = re.compile(r"\bbetas\s*=\s*[(\[]\s*([^\s,]+)\s*,\s*([^\s,)\]]+)\s*[)\]]")
+_LIST = re.compile(r"\b(\w+)\s*=\s*(?:[\w.]+\()?(\[[-+\d.e,\s]*\])\)?")
+# A list of names, whose order is all that an edit may be about.
+_PARTS = re.compile(r"[(\[]\s*\[\s*[A-Za-z_]")
 _NUMBER = re.compile(r"(?<![\w.])[-+]?\d+(?:\.\d*)?(?:e[-+]?\d+)?(?!\w)")
 _WORD = re.compile(r"[A-Za-z_]\w{2,}")
 _ENDING = re.compile(r"(?<=\w{4})(?:ing|ed|s)$")
@@ -45,6 +49,8 @@ _REMOVED, _SURPLUS = (
 # Least share of an explanation that decides about other values of its argument, and least number of learning rates that
 # show the form of a schedule: a cosine has three numbers.
 _DECIDES, _LEAST_RATES = 0.9, 4
+# Words of explanations by one number for each group of parameters: one number is none of them.
+_OF_GROUPS = "by parameter group"
 # Least share of an explanation that a change in words may mean. Chosen.
 _MOSTLY = 0.5
 
@@ -66,6 +72,8 @@ def answering(
     edit = _GELU.sub(lambda match: f"{'tanh-form' if match[1] else 'exact'} GELU", edit)
     wanted, _, replaced = _INSTEAD.sub("\0", edit, count=1).partition("\0")
     arguments, numbers = _arguments(edit), _numbers(_INVERSE.sub("", wanted))
+    if _PARTS.search(edit):
+        arguments, numbers = {}, set()
     changed = {name: value for name, value in arguments.items() if _numbers(value) != {has.get(name)}}
     if changed and len(changed) < len(arguments):
         arguments, numbers = changed, set().union(*map(_numbers, changed.values()))
@@ -74,6 +82,7 @@ def answering(
     if _REMOVED.match(edit):
         known = [each for each in known if _SURPLUS.search(each.text)]
     call = _CALL.fullmatch(edit)
+    called = "" if call is None else common_name(call[1]) or call[1]
     changes = [] if arguments or call else [said for text, said in _CHANGES if re.search(text, edit, re.IGNORECASE)]
     named = [name for names in ARGUMENT_NAMES for name in names if named_at(edit, name) is not None and name != "p"]
     if arguments:
@@ -93,13 +102,13 @@ def answering(
         elif named and numbers and not call:
             related = [each for each in known if named_at(_words(each), named[0]) is not None]
         else:
-            related = _named_by_words(call.group(1) if call else wanted, replaced, known)
+            related = _named_by_words(called if call else wanted, replaced, known)
         rooted = _ROOT.search(edit) is not None
         agreeing = [each for each in related if all(_is_needed(number, each, rooted) for number in numbers)]
         # The words of a change are those of many edits: one that explains little may be another one.
         agreeing = [each for each in agreeing if not changes or each.share >= _MOSTLY]
         if not changes:
-            agreeing = [each for each in agreeing if not _is_own(each, call.group(1) if call else wanted)]
+            agreeing = [each for each in agreeing if not _is_own(each, called if call else wanted)]
         if not agreeing and not call:
             # No word in common: a number may say which one is meant.
             agreeing = _with_numbers(numbers, known)
@@ -190,10 +199,11 @@ def _left(each: Explanation, numbers: set[float]) -> Explanation | None:
     """
     share = 0.0
     reference = _reference_numbers(each)
-    if len(numbers) != len(reference) and numbers and not each.fix:
+    if (len(numbers) != len(reference) and numbers and not each.fix) or _OF_GROUPS in each.text:
         return None
     has, needs = _both_sides(each)
     others = [number for number in _ordered_numbers(has) if number not in reference]
+    others = others or ([1.0] if each.kind == "scale_missing" else [])  # without a factor
     if len(numbers) == len(reference) == 1 and others:
         (asked,), (needed,), candidate = numbers, reference, others[-1 if needs else 0]
         if needed not in _numbers(each.text) and any(math.isclose(1.0 - needed, number) for number in others):
@@ -229,6 +239,9 @@ def _is_needed(asked: float, each: Explanation, rooted: bool) -> bool:
 def _arguments(text: str) -> dict[str, str]:
     """Return the arguments that a text sets; a pair of betas as beta1 and beta2."""
     pairs = {f"beta{k}": value for match in _BETAS.finditer(text) for k, value in enumerate(match.groups(), 1)}
+    if "[" in text:
+        pairs |= {match[1]: match[2] for match in _LIST.finditer(text)}
+        text = _LIST.sub("", text)
     return {**dict(_KEYWORD.findall(_BETAS.sub("", text))), **pairs} if "(" not in _assigned(text) else pairs
 
 
@@ -255,7 +268,7 @@ def _sets(each: Explanation, name: str, value: str) -> bool:
 
 
 def _is_same(value: str, other: str) -> bool:
-    numbers = [_numbers(text) for text in (value, other)]
+    numbers = [_ordered_numbers(text) for text in (value, other)]
     return numbers[0] == numbers[1] if all(numbers) else value.strip("\"'").lower() == other.strip("\"'").lower()
 
 

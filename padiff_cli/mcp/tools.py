@@ -32,6 +32,8 @@ from padiff_cli.mcp.edits import answering, schedule_of
 
 # Number of comparisons that are kept, of files with the rest, of values in an answer and in such a file.
 _KEPT, _FILES, _SHOWN, _MOST = 4, 100, 64, 65_536
+# Code that is more than a name, a number or an argument's value.
+_CODE = re.compile(r"\w\(.*\)|[-+*/]")
 _AXIS = re.compile(r"(-?\d{1,12})?(?:(:)(-?\d{1,12})?(?::(\d{1,12}))?)?")
 
 
@@ -122,6 +124,17 @@ class _Compared:
             if key.startswith("optimizer.") and isinstance(value, (int, float)):
                 values.setdefault(key.rpartition(".")[2], set()).add(float(value))
         return {name: next(iter(answers)) for name, answers in values.items() if len(answers) == 1}
+
+    def of_fix(self, edit: str) -> list[Explanation]:
+        """Return the proven cause of the first diff, if an edit is code of its fix, and none of the line as it is."""
+        fix, first = self.diagnostic.fix, self.report.first_diff
+        cause = None if first is None else first.cause
+        texts = [re.sub(r"\s", "", text) for text in (edit, *((fix.new or "", fix.old or "") if fix else ("", "")))]
+        is_code = _CODE.search(texts[0]) is not None
+        if cause is None or not cause.proven or not is_code or texts[0] not in texts[1] or texts[0] in texts[2]:
+            return []
+        proven = [each for each in self.explanations if each.proven and each.text == cause.sentence]
+        return proven or [Explanation(cause.kind, cause.sentence, cause.fix, 1.0, cause.remaining, True, declared=True)]
 
     def of_schedule(self, edit: str) -> list[Explanation]:
         """Return what an edit of a schedule's number makes of the learning rates; nothing if it is another number."""
@@ -278,7 +291,11 @@ class Tools:
         if compared.report.outcome == MATCH:
             raise UsageError("the runs match: there is no difference that an edit could explain")
         known = compared.explanations
-        found = answering(wanted.edit, known, compared.has) or compared.of_schedule(wanted.edit)
+        found = (
+            compared.of_fix(wanted.edit)
+            or answering(wanted.edit, known, compared.has)
+            or compared.of_schedule(wanted.edit)
+        )
         first = compared.report.first_diff
         answer = answers.WhatIf(
             edit=wanted.edit,

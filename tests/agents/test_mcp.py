@@ -262,6 +262,12 @@ WEIGHT = proven("loss_term_weight", "in the candidate, the weight of a term of t
                 "for the reference's 0.01")  # fmt: skip
 ORDER = proven("activation_order", "in the candidate, ReLU is taken of what `layers.0.bn2` gives before the sum, for "
                "the reference's of the sum (`layers.0.relu`)")  # fmt: skip
+CLASSES = proven("loss_weight", "the losses are set differently: cross_entropy with weight [0.2, 1.0, 2.0] against "
+                 "not set", "paddle.nn.CrossEntropyLoss(..., weight=paddle.to_tensor([0.2, 1.0, 2.0]))")  # fmt: skip
+PARTS = proven("parts_order", "in the candidate, the parts of cat() in `up` are in the other order")
+FACTOR = proven("scale_missing", "in the candidate, mul() in `(root)` is left out: nothing is scaled by 4 there")
+GROUPS = proven("learning_rate", "the learning rates differ: 0.1, 0.2 against 0.1, 0.4 (by parameter group)",
+                'torch.optim.SGD([{"params": [\'a\'], "lr": 0.2}, ...])')  # fmt: skip
 INPUT = proven("input_scale", "the candidate's input is scaled and offset by channel (axis 1): 0.458 x +6e-10, "
                "0.448 x +6e-10, 0.45 x -7e-10: normalised by another std")  # fmt: skip
 
@@ -282,6 +288,8 @@ INPUT = proven("input_scale", "the candidate's input is scaled and offset by cha
         ("scale 8", SCALE, 0.0), ("scale 4", SCALE, 0.7733),
         ("approximate='none'", GELU, 1.0), ("exact GELU", GELU, 1.0), ("approximate=True", GELU, 0.0),
         ("add the skip connection", RESIDUAL, 1.0), ("x = x + self.body(x)", RESIDUAL, 1.0),
+        ("weight=torch.tensor([0.2, 1.0, 2.0])", CLASSES, 1.0), ("weight=torch.tensor([0.2, 1.0, 1.0])", CLASSES, 0.0),
+        ("paddle.concat([skip, x], axis=1)", PARTS, 1.0), ("h = embed(x) * 2", FACTOR, 0.3333),
         ("learning rate 0.1", RATE, 1.0), ("lr=0.15", RATE, 0.5), ("lr=0.2", RATE, 0.0),
     ],
 )  # fmt: skip
@@ -297,7 +305,7 @@ def test_an_edit_in_other_words_is_the_same_edit(edit, known, share):
     [
         ("normalise by std 0.229, 0.224, 0.225 instead of 0.5", INPUT), ("temperature=0.05", NUMBER),
         ("eps=0.07", NUMBER), ("smooth=1.0", INPUT), ("smooth=0.448", INPUT),
-        ("remove the relu", ORDER), ("add the residual before the relu", RESIDUAL),
+        ("lr=0.3", GROUPS), ("remove the relu", ORDER), ("add the residual before the relu", RESIDUAL),
     ],
 )  # fmt: skip
 def test_an_edit_of_another_quantity_is_no_answer(edit, known):

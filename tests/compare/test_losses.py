@@ -169,11 +169,12 @@ FAULTS = {
         lambda o: F.cross_entropy(o, t(LABELS), weight=t(WEIGHT)),
         lambda o: P.cross_entropy(o, p(LABELS), weight=p(WEIGHT[::-1].copy())),
         "cross_entropy().input.weight", "loss_weight", True, r"\[1.0, 2.0, 3.0\] against \[3.0, 2.0, 1.0\]",
-        "paddle.nn.functional.cross_entropy(..., weight=[1.0, 2.0, 3.0])",
+        "paddle.nn.functional.cross_entropy(..., weight=paddle.to_tensor([1.0, 2.0, 3.0]))",
     ),
     "weights forgotten": (
         lambda o: F.cross_entropy(o, t(LABELS), weight=t(WEIGHT)), PCE, "cross_entropy().0", "loss_weight", True,
-        r"weight \[1.0, 2.0, 3.0\] against not set", "paddle.nn.functional.cross_entropy(..., weight=[1.0, 2.0, 3.0])",
+        r"weight \[1.0, 2.0, 3.0\] against not set",
+        "paddle.nn.functional.cross_entropy(..., weight=paddle.to_tensor([1.0, 2.0, 3.0]))",
     ),
     "softmax twice": (
         CE, lambda o: P.cross_entropy(P.softmax(o), p(LABELS)), "cross_entropy().input.logits", "softmax_twice", True,
@@ -187,6 +188,12 @@ FAULTS = {
         lambda o: F.smooth_l1_loss(o, t(TARGET), beta=0.5), lambda o: P.smooth_l1_loss(o, p(TARGET), delta=0.5), "loss",
         "loss_function", True, "smooth_l1_loss against huber_loss",
         "paddle.nn.functional.smooth_l1_loss(..., is_huber=False, beta=0.5)".replace("beta", "delta"),
+    ),
+    "Huber's for smooth L1, in a sum": (
+        lambda o: F.mse_loss(o, t(TARGET)) + 2 * F.smooth_l1_loss(o.tanh(), t(TARGET), beta=0.5),
+        lambda o: P.mse_loss(o, p(TARGET)) + 2 * P.smooth_l1_loss(o.tanh(), p(TARGET), delta=0.5), "loss",
+        "loss_function", True, "huber_loss for the reference's smooth_l1_loss",
+        "paddle.nn.functional.smooth_l1_loss(..., is_huber=False)",
     ),
     "shapes that are broadcast": (
         lambda o: F.mse_loss(o[:, :1], t(TARGET[:, :1])), lambda o: P.mse_loss(o[:, :1], p(TARGET[:, 0])),

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from hard.children import run_padiff
 
+from padiff_cli.mcp.tools import Tools
+
 pytestmark = pytest.mark.slow
 
 REFERENCE = """
@@ -343,3 +345,103 @@ def test_the_preparation_of_the_input_is_fixed(tmp_path, before, after, expected
     result = fixed(folder, origin, PICTURES.replace(before, after))
     assert result["outcome"] == "match", result
     assert expected in result["patch"]
+
+
+LOOP = """
+import copy
+from functools import partial
+
+import torch
+from torch import nn
+import torch.nn.functional as F
+
+
+class Net(nn.Module):
+    def __init__(self, make_norm=None):
+        super().__init__()
+        make_norm = make_norm or partial(nn.LayerNorm, eps=1e-2)
+        self.stem, self.norm = nn.Linear(6, 8), make_norm(8)
+        self.blocks = nn.ModuleList([nn.Linear(8, 8) for _ in range(2)])
+        self.probe = nn.Linear(8, 3)
+
+    def forward(self, x):
+        x = self.norm(self.stem(x))
+        for block in self.blocks:
+            x = x + block(x).tanh()
+        return x
+
+
+def groups_of(net, rate):
+    groups = [{"params": [*net.stem.parameters(), *net.norm.parameters()], "lr": rate}]
+    for k, block in enumerate(net.blocks):
+        groups.append({"params": list(block.parameters()), "lr": rate * 0.5 ** (k + 1)})
+    return groups
+
+
+def average(mean, net, decay=0.9):
+    with torch.no_grad():
+        for own, new in zip(mean.parameters(), net.parameters()):
+            own.mul_(decay).add_(new, alpha=1 - decay)
+
+
+torch.manual_seed(0)
+net = Net()
+mean = copy.deepcopy(net).requires_grad_(False)
+both = nn.ModuleDict({"net": net, "mean": mean})
+optimizer = torch.optim.SGD(groups_of(net, 0.1))
+probe_optimizer = torch.optim.SGD(net.probe.parameters(), lr=0.1)
+for step in range(4):
+    x, y = torch.randn(5, 6), torch.randint(3, (5,))
+    features = net(x)
+    loss = F.mse_loss(features, mean(x) + 0.3)
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    average(mean, net)
+    error = F.cross_entropy(net.probe(features.detach()), y)
+    probe_optimizer.zero_grad()
+    error.backward()
+    probe_optimizer.step()
+"""
+LOOP_FAULTS = {
+    "an optimizer never steps": (
+        "    error.backward()\n    probe_optimizer.step()\n", "    error.backward()\n", "error.backward()",
+        ["    probe_optimizer.step()"],
+    ),
+    "an average before the step": (
+        "    optimizer.step()\n    average(mean, net)\n", "    average(mean, net)\n    optimizer.step()\n",
+        "average(mean, net)", ["    optimizer.step()"],
+    ),
+    "the rate of a group": (
+        "0.5 ** (k + 1)", "0.5 ** k", 'groups.append({"params": list(block.parameters()), "lr": rate * 0.5 ** k})',
+        ['        groups.append({"params": list(block.parameters()), "lr": rate * 0.5 ** (k + 1)})'],
+    ),
+    "a class that is chosen": (
+        "partial(nn.LayerNorm, eps=1e-2)", "nn.LayerNorm", "make_norm = make_norm or nn.LayerNorm",
+        ["        make_norm = make_norm or partial(nn.LayerNorm, eps=0.01)"],
+    ),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def loop(tmp_path_factory):
+    return recorded(tmp_path_factory.mktemp("loop"), "reference", LOOP)
+
+
+@pytest.mark.parametrize("name", LOOP_FAULTS)
+def test_a_fault_of_a_loop_is_shown_and_fixed_where_it_is(tmp_path, loop, name):
+    before, after, line, added = LOOP_FAULTS[name]
+    assert LOOP.count(before) == 1
+    result = fixed(tmp_path, loop, LOOP.replace(before, after))
+    brief = json.loads(padiff(tmp_path, "compare", "runs/reference", "runs/candidate", "--brief").stdout)
+    assert brief["places"]["candidate"]["code"] == line
+    assert result["outcome"] == "match", result
+    new = [each[1:] for each in result["patch"].splitlines() if each.startswith("+") and not each.startswith("+++")]
+    assert new == added
+    code = (brief["fix"] or {}).get("new")
+    if brief["cause"]["proven"] and code:
+        paths = {name: str(tmp_path / "runs" / name) for name in ("reference", "candidate")}
+        with Tools([str(tmp_path)]) as tools:
+            edit = code.partition('"lr": ')[2] or code
+            (share,) = json.loads(tools.call("what_if", {**paths, "edit": edit}))["computed"]
+        assert share["share"] == 1.0 and share["proven"]

@@ -124,7 +124,26 @@ _BEFORE_SUM = Cause(
     "activation_order",
     "in the candidate, ReLU is taken of what `bn2` gives before the sum, for the reference's of the sum",
 )
+CLIPPED = PADDLE.replace("optimizer =", "clip = paddle.nn.ClipGradByNorm(0.1)\noptimizer =").replace(
+    "    parameters=net.parameters(),\n", "    parameters=net.parameters(),\n    grad_clip=clip,\n"
+)
 CASES = {
+    "a clip that a variable holds": (
+        {"cause": Cause("clip", "gradients are clipped differently",
+                        fix="paddle.optimizer.Adam(..., grad_clip=paddle.nn.ClipGradByGlobalNorm(0.1))"),
+         "text": CLIPPED, "framework": "paddle", "stage": "grad", "lines": {"optimizer.0": "Adam("}},
+        ["-clip = paddle.nn.ClipGradByNorm(0.1)", "+clip = paddle.nn.ClipGradByGlobalNorm(0.1)"],
+    ),
+    "the name of an optimizer in a config": (
+        {"cause": Cause("weight_decay_form", "weight decay is coupled", proven=True), "at": "name", "stage": "update",
+         "text": 'name = "adam"\n', "reference": 'name = "adamw"'},
+        ['-name = "adam"', '+name = "adamw"'],
+    ),
+    "a factor of the reference's line": (
+        {"cause": Cause("scale_missing", "mul() is left out", proven=True), "at": "out = net(x)",
+         "text": TORCH.replace(" / 0.9", ""), "reference": "out = net(x) * math.sqrt(4)"},
+        ["+import math", "-    out = net(x)", "+    out = net(x) * math.sqrt(4)"],
+    ),
     "a number": (
         {"cause": Cause("scale", "the number in div() in `(root)` is 0.9 for the reference's 1"), "at": "/ 0.9"},
         ["-    out = net(x) / 0.9", "+    out = net(x) / 1.0"],

@@ -10,6 +10,7 @@ from typing import Any
 from padiff.align import Alignment, LayerPair
 from padiff.align.matching.parameter_units import containers_of
 from padiff.frameworks.catalog import LAYERS, OPTIMIZERS, SPELLINGS, ArgumentNames, checked_fix, is_loss, number_text
+from padiff.frameworks.losses import WEIGHTS
 from padiff.frameworks.settings import LAYER_SETTINGS
 from padiff.model import equivalents
 from padiff.records import ROOT, Both, Difference, Layer, is_below
@@ -155,11 +156,9 @@ def loss_fix(framework: str, function: str, settings: Mapping[str, Any]) -> str:
     if spelling is None or not is_loss(function, settings):
         return ""
     name, more = spelling.losses.get(function, (function, ""))
-    arguments = [
-        f"{spelling.loss_arguments.get(key, key)}={number_text(value)}"
-        for key, value in settings.items()
-        if key != "function"
-    ]
+    texts = {key: number_text(value) for key, value in settings.items() if key != "function"}
+    texts |= {key: f"{spelling.tensor}({texts[key]})" for key in texts if key in WEIGHTS and settings[key] is not None}
+    arguments = [f"{spelling.loss_arguments.get(key, key)}={text}" for key, text in texts.items()]
     line = f"{spelling.layers}.functional.{name}({', '.join(['...', *([more] if more else []), *arguments])})"
     return checked_fix(framework, line)
 

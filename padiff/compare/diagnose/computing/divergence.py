@@ -364,6 +364,9 @@ _AGREE = 1e-4
 _FEWEST = 2
 #: The name of an edit that gives single calls the candidate's numbers and arguments.
 READ = "other arguments"
+# Kinds of differences in a call with a name of its own; and the name of Huber's loss, by whether beta divides it.
+_NAMED = {"act": "activation", "huber": "loss_function"}
+_HUBER = {True: "smooth_l1_loss", False: "huber_loss"}
 # The most nodes after a divergence that may be part of it, on each side, and the most places.
 _AFTER, _PLACES = 5, 3
 # The most calls of one side that one call of the other may stand for, such as one for each class.
@@ -377,7 +380,7 @@ def divergences(sheet: FormulaView, candidate: FormulaView) -> Iterator[Edit]:
         sheet: the reference's formula.
         candidate: the candidate's formula of the same tensor.
     """
-    by_calls = _by_calls(sheet, candidate)
+    by_calls = _by_calls(sheet, candidate, False) or _by_calls(sheet, candidate, True)
     if by_calls is not None:
         yield by_calls
         return
@@ -426,17 +429,20 @@ def divergences(sheet: FormulaView, candidate: FormulaView) -> Iterator[Edit]:
             yield Edit(kind, "other code", text, changes, 4 + sum(steps), 0, at, few, other=other, values=names)
 
 
-def _by_calls(sheet: FormulaView, candidate: FormulaView) -> Edit | None:
+def _by_calls(sheet: FormulaView, candidate: FormulaView, strict: bool) -> Edit | None:
     """Return the edit that gives calls the candidate's numbers and arguments; `None` if other calls differ, too.
 
     A loop makes one call many times, and one author may compute a tensor twice: all calls of a round have one of a few
     differences. With them, the values after them agree up to the next calls that differ.
+
+    Args:
+        strict: True to compare nodes of one operation only: a number of another one may be the same by chance.
     """
     changes: dict[int, Change] = {}
     texts: dict[str, tuple[int, int]] = {}
     values: Sequence[np.ndarray] = sheet.formula.values
     for _ in range(_PLACES + 1):
-        same, agreeing = _same_nodes(sheet, candidate, values)
+        same, agreeing = _same_nodes(sheet, candidate, values, strict)
         if _equal(values[_end(sheet)], candidate.formula.values[_end(candidate)]):
             break
         # The ends differ, also where a node in between has the value of one by chance.
@@ -461,9 +467,11 @@ def _by_calls(sheet: FormulaView, candidate: FormulaView) -> Edit | None:
         return None
     text = "; ".join(f"{text} ({sheet.where(k)})" for text, (k, _) in texts.items())
     k, other = next(iter(texts.values()))
-    activation = len(texts) == 1 and sheet.nodes[k].operation == "act"
-    names = _activations(sheet, candidate, k, other) if activation else None
-    return Edit("activation" if activation else "code", READ, text, changes, 4, at=k, other=other, values=names)
+    kind = _NAMED.get(sheet.nodes[k].operation, "code") if len(texts) == 1 else "code"
+    names = _activations(sheet, candidate, k, other) if kind == "activation" else None
+    if kind == "loss_function":
+        names = Both(*(_HUBER[bool(view.nodes[n].how["divided"])] for view, n in ((sheet, k), (candidate, other))))
+    return Edit(kind, READ, text, changes, 0 if kind == "loss_function" else 4, at=k, other=other, values=names)
 
 
 def _partners(
@@ -493,13 +501,14 @@ def _partners(
 
 
 def _same_nodes(
-    sheet: FormulaView, candidate: FormulaView, values: Sequence[np.ndarray]
+    sheet: FormulaView, candidate: FormulaView, values: Sequence[np.ndarray], strict: bool = False
 ) -> tuple[dict[int, int], set[int]]:
     """Return the candidate's nodes whose values agree with a node of the reference's, with that node; and all nodes of
     the reference's with such values. Extents of 1 and the split of axes may differ.
 
     Args:
         values: the values of the reference's nodes.
+        strict: True for nodes of the same operation only.
     """
     by_size: dict[tuple[int, bool], list[tuple[int, float]]] = {}
     for k, value in enumerate(values):
@@ -514,6 +523,7 @@ def _same_nodes(
             for other, size in by_size.get((value.size, bool(operation)), ())
             # Most values differ in the largest one already.
             if abs(size - largest) <= _AGREE * size and _agree(values[other], value, size)
+            if not strict or sheet.nodes[other].operation == operation
         ]
         # Of several nodes with these values, one of the same operation and shape, each once.
         used = {*same.values()}
@@ -821,6 +831,9 @@ def _of_one_call(sheet: FormulaView, candidate: FormulaView, k: int, other: int)
     if node.operation == "act":
         names = [_activation(each.how) for each in (other_node, node)]
         return [] if names[0] == names[1] else [f"the activation is {names[0]} for the reference's {names[1]}"]
+    if node.operation == "huber" and {**node.how, "divided": 0} == {**other_node.how, "divided": 0}:
+        own_name, other_name = (_HUBER[bool(each.how["divided"])] for each in (node, other_node))
+        return [f"the loss function is {other_name} for the reference's {own_name}"] if own_name != other_name else []
     texts = [
         f"{name} is {_value(other_node.how.get(name))} for the reference's {_value(node.how.get(name))}"
         for name in {**node.how, **other_node.how}

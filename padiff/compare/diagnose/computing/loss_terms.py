@@ -259,6 +259,8 @@ def described(
             return None  # of terms without slopes only the sum is known
         whole = len(places) == len(ratios)
         kind, text, amounts = _counted(own, other, places, ratio, surplus)
+        if not kind:
+            return None
         if whole and kind != "reduction":
             return None  # a scale of the whole loss is an effect of many causes
         if not changed[0] and len(changed) == 2 and len(places) == len(ratios) - 1:
@@ -338,6 +340,13 @@ class _Scale:
     def divisor(self) -> float:
         return self.count / math.prod(self.factors)
 
+    def is_like(self, other: _Scale) -> bool:
+        """Return True if another scale has the same numbers."""
+        scales = [[each.count, *sorted(each.factors)] for each in (self, other)]
+        return len(self.factors) == len(other.factors) and all(
+            math.isclose(*pair, rel_tol=1e-6) for pair in zip(*scales)
+        )
+
     def factor_without(self, other: _Scale) -> float:
         """Return the product of the numbers that another scale does not have."""
         left, theirs = [], [*other.factors]
@@ -389,13 +398,16 @@ def _counted(
     terms: Terms, other: Terms | None, places: Sequence[int], ratio: float, surplus: bool
 ) -> tuple[str, str, Both[Any]]:
     """Return the kind and the text of terms that count more or less, and their weights, zeros if not known, or their
-    reductions.
+    reductions; no kind if both sides have the same numbers, so that a function differs.
     """
     unknown: Both[Any] = Both(0.0, 0.0)
     scales = _scales(terms, places)
     partner = None if other is None else _partner(terms, other, places)
     if other is not None and partner is not None:
-        pairs = [(own, theirs) for own in scales for theirs in _scales(other, partner)]
+        others = _scales(other, partner)
+        if ratio > 0 and scales and others and scales[-1].is_like(others[-1]):
+            return "", "", unknown
+        pairs = [(own, theirs) for own in scales for theirs in others]
         fitting = (pair for pair in pairs if math.isclose(pair[0].divisor / pair[1].divisor, abs(ratio), rel_tol=_SAME))
         pair = next(fitting, None)
         if pair is not None:

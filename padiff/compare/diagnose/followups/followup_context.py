@@ -221,7 +221,7 @@ class Later:
             self._seen.add("stepped")
         if first.stage == "weight" and first.step:
             self._seen.add("written")
-        if first.cause is not None and first.cause.kind == "step_missing":
+        if first.cause is not None and first.cause.kind == "never_stepped":
             self._seen |= {"input", "stepped", "written"}  # where its steps end is not where the other side's do
 
     def faults(self, diffs: StepDiffs, alignment: Alignment) -> Iterator[Fault]:

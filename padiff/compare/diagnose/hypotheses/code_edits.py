@@ -17,6 +17,7 @@ from itertools import combinations
 
 import numpy as np
 
+from padiff.compare.declared.layers import loss_fix
 from padiff.compare.diagnose.computing.divergence import Number, divergences, numbers, read_numbers, solved
 from padiff.compare.diagnose.computing.edit import (
     CHOICE,
@@ -234,6 +235,8 @@ class Case:
 
         Empty unless each of the candidate's calls that has the other value has a partner with the reference's.
         """
+        if found.edit.kind == "loss_function" and found.edit.values is not None:
+            return loss_fix(self.scene.frameworks.candidate, found.edit.values.reference, {})
         argument = found.edit.argument or self._read_argument(found)
         spelling, frameworks = SPELLINGS.get(self.scene.frameworks.candidate), self.scene.frameworks
         if argument is None or spelling is None or self.graphs is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -274,9 +275,13 @@ def _never_stepped(
             names = [each for each in group if each in apart]
             if names and len(rates) < len(groups) and not any(any(apart[each]) for each in names):
                 text = f"the {side}'s optimizer of `{'/'.join(names[0])}` never steps, the {other_side}'s does"
-                line = next((info.lines[k] for k in (f"@zero_grad:{key}", "@zero_grad", key) if k in info.lines), None)
+                roles = ("@unstepped:after", f"@zero_grad:{key}", "@zero_grad", key)
+                line = next((info.lines[role] for role in roles if role in info.lines), None)
                 lines = Both(None, line) if side == SIDES.candidate else Both(line, None)
-                return Cause("step_missing", text, True, _COUNTS, lines=lines)
+                cleared = info.lines.get("@unstepped")
+                name = None if cleared is None else re.search(r"([\w.]+)\.(?:zero_grad|clear_grad)", cleared.code)
+                fix = f"{name[1]}.step()" if name is not None and side == SIDES.candidate else ""
+                return Cause("never_stepped", text, True, _COUNTS, fix, lines=lines)
     return None
 
 
