@@ -484,7 +484,7 @@ class _Search:
                 roles["@total"] = _Found(total.source, value)
         order = [roles[role] for role in ("@backward", "@zero_grad", "@step") if role in roles]
         scopes = {(each.source.file, each.source.scopes.get(each.node)) for each in order}
-        places = [(each.node.end_lineno, each.node.end_col_offset) for each in order]
+        places = [_end(each.node) for each in order]
         if len(order) == 3 and len(scopes) == 1 and places == sorted(places):
             roles["@zeroed"] = roles["@zero_grad"]
         return roles
@@ -505,8 +505,8 @@ class _Search:
         clearing, scope = cleared[0], cleared[0].source.scopes.get(cleared[0].node)
         passes = [each for each in found.get("@backward", ()) if each.source is clearing.source]
         passes = [each for each in passes if each.source.scopes.get(each.node) is scope]
-        later = [each for each in passes if each.node.lineno > clearing.node.lineno]
-        after = min(later or passes, key=lambda each: each.node.lineno, default=clearing)
+        later = [each for each in passes if _end(each.node) > _end(clearing.node)]
+        after = min(later or passes, key=lambda each: _end(each.node), default=clearing)
         return {"@unstepped": clearing, "@unstepped:after": after}
 
     def _averages(self) -> Iterator[_Found]:
@@ -1059,6 +1059,11 @@ def _last_value(source: Source, loss: ast.expr, call: ast.Call) -> ast.expr | No
         return None
     scaled = _last_value(source, before[-1], call) if called_name(before[-1]) == "scale" else None
     return scaled or before[-1]
+
+
+def _end(node: ast.expr) -> tuple[int, int]:
+    """Return the line and column at which an expression ends."""
+    return node.end_lineno or 0, node.end_col_offset or 0
 
 
 def _names(call: ast.Call, name: str) -> bool:

@@ -196,7 +196,9 @@ def interval_cause(scene: DiffContext) -> Cause | None:
     called = pair.sides.map(lambda record: record.layer if record else "").zip(updates)
     owned = called.map(lambda side: max((n for (layer, _), n in side[1].items() if layer == side[0]), default=0))
     is_counted = is_counted or (pair.stage == "forward" and owned.reference != owned.candidate and all(owned))
-    if not is_missing and calls.reference == calls.candidate and not is_counted:
+    is_told = is_counted or is_missing or calls.reference != calls.candidate
+    backwards = now.map(lambda step: sum((c.layer, c.function) == (LOOP, "backward") for c in step.trace.calls))
+    if not is_told and backwards.reference == backwards.candidate:
         return None
     slices = (pair.map(lambda parts: parts[0]) for pair in scene.alignment.parameters)
     keys = [both.map(lambda part: (part.layer, part.slot)) for both in slices]
@@ -207,7 +209,7 @@ def interval_cause(scene: DiffContext) -> Cause | None:
     # What one side never updates is frozen there, or in no optimizer.
     rows = [both.zip(counts).map(lambda each: [step[each[0]] for step in each[1]]) for both in keys]
     never = _never_stepped(scene, keys, rows, steps)
-    if never is not None or not all(updates):
+    if never is not None or not is_told or not all(updates):
         return never
     trained = [k for k, both in enumerate(rows) if all(map(any, both))]
     # Beside its optimizer's others, a parameter without an update has no gradient: its optimizer steps as often.
@@ -265,6 +267,7 @@ def _never_stepped(
     for side, other_side in (SIDES.swapped(), SIDES):
         info = getattr(scene.runs, side).info
         groups = _groups(info)
+        most = sum(name.endswith(".parameters") for name in info.settings)  # each group of parameters has a rate
         rates = {
             r.slot for each in steps for r in getattr(each, side).records if (r.layer, r.stage) == (LOOP, "update")
         }
@@ -273,7 +276,7 @@ def _never_stepped(
         }
         for key, group in groups.items():
             names = [each for each in group if each in apart]
-            if names and len(rates) < len(groups) and not any(any(apart[each]) for each in names):
+            if names and len(rates) < most and not any(any(apart[each]) for each in names):
                 text = f"the {side}'s optimizer of `{'/'.join(names[0])}` never steps, the {other_side}'s does"
                 roles = ("@unstepped:after", f"@zero_grad:{key}", "@zero_grad", key)
                 line = next((info.lines[role] for role in roles if role in info.lines), None)
