@@ -1577,3 +1577,49 @@ def test_weights_at_the_places_of_all_experts_are_read(dtype):
     report = compare_runs(in_a_narrow_dtype(torch.float32), in_a_narrow_dtype(dtype, "mask", "sum"))
     cause = report.first_diff.cause
     assert cause.kind == "routing_weights" and cause.fix == "divide the weights by their sum over the chosen", report
+
+
+@cache
+def grouped(kit, first=True, near=0.0):
+    """Record rows that take the group with the largest sum of two scores; two of each group nearly tie in all rows."""
+    random = np.random.default_rng(4)
+    x, router = random.normal(size=(24, 6)), random.normal(size=(6, 6))
+    router[[1, 4]] = router[[0, 3]]
+    moved = kit.tensor(np.where(np.arange(6) % 3 == 1, 4e-6 if first else -4e-6, 0).astype(np.float32))
+
+    def forward(net, f, y):
+        s = f.nn.functional.sigmoid(net.router(y) + moved).reshape([24, 2, 3])
+        taken = f.nn.functional.one_hot(f.argmax(f.topk(s, 2, -1)[0].sum(-1), -1), 2)
+        taken = (taken.astype("float32") if kit.name == "paddle" else taken.float())[:, :1]
+        return y * kit.tensor((1 + near * (np.arange(24) < 3)[:, None]).astype(np.float32)) + f.tanh(y) * taken
+
+    return between(kit, forward, x, router=router)
+
+
+def test_places_that_nobody_uses_excuse_no_output(kit):
+    assert compare_runs(grouped(kit), grouped(kit, False)).passed
+    first = compare_runs(grouped(kit), grouped(kit, False, near=0.02)).first_diff
+    assert first is not None and first.stage == "forward", str(first)
+
+
+@cache
+def switched(kit, first=True, near=0.0):
+    """Record rows of which most nearly tie between two unlike experts; a fault moves all of the others but one."""
+    random = np.random.default_rng(5)
+    x, router = random.normal(size=(40, 6)), random.normal(size=(2, 6))
+    x[:24] -= np.outer(x[:24] @ (router[0] - router[1]), router[0] - router[1]) / ((router[0] - router[1]) ** 2).sum()
+    x[:24] += (2e-7 if first else -2e-7) * (router[0] - router[1])
+    moved = near * random.normal(size=(40, 6)) * (np.arange(40) != 39)[:, None]
+
+    def forward(net, f, y):
+        taken = f.nn.functional.one_hot(f.argmax(net.router(y), -1), 2)
+        taken = taken.astype("float32") if kit.name == "paddle" else taken.float()
+        return y * (1 + kit.tensor(moved.astype(np.float32))) + 2 * f.cos(9 * y) * taken[:, :1] - 3 * taken[:, 1:]
+
+    return between(kit, forward, x, router=router)
+
+
+def test_rows_that_others_take_along_move_as_far_as_these(kit):
+    report = compare_runs(switched(kit), switched(kit, False))
+    assert report.passed and report.choices[0].flipped > 12, str(report)
+    assert not compare_runs(switched(kit), switched(kit, False, near=0.002)).passed
