@@ -344,11 +344,12 @@ class _Chooser:
         return None if masked(self.trace, self.call) else _first(self.trace, self.call)
 
     @property
-    def key(self) -> tuple[int, int, int, int | None]:
-        """Number of rows, of the places among which the call chooses, of the chosen ones, and a rank."""
+    def key(self) -> tuple[int, int, int, float | None]:
+        """Number of rows, of the places among which the call chooses, of the chosen ones; a rank, or a threshold."""
         places = places_of(self.trace, self.call) if self.call.inputs else 0
         mask = masked(self.trace, self.call)
-        return self.choice.rows, places, mask.places if mask else self.choice.chosen, self.first
+        by = self.first if self.choice.chosen else number(self.call)
+        return self.rows, places, mask.places if mask else self.choice.chosen, by
 
 
 def paired(traces: Both[Trace], alignment: Alignment) -> Iterator[tuple[int, Both[tuple[TracedCall, ...]]]]:
@@ -399,7 +400,7 @@ def _that_round(choosers: list[_Chooser], rounds: bool) -> list[_Chooser]:
 
 
 def _paired(choosers: Both[list[_Chooser]], alignment: Alignment) -> Iterator[Both[list[_Chooser]]]:
-    partners = {pair.reference.path: pair.candidate.path for pair in alignment.pairs}
+    partners = {LOOP: LOOP, **{pair.reference.path: pair.candidate.path for pair in alignment.pairs}}
     groups = [choosers]
     if not _alike(*choosers):
         layers = choosers.map(_by_layer)
@@ -416,7 +417,11 @@ def _paired(choosers: Both[list[_Chooser]], alignment: Alignment) -> Iterator[Bo
             blocks = list(matcher.get_matching_blocks())
         ends = 0, 0
         for first, second, count in blocks:
-            yield from _of_several(some[ends[0] : first], others[ends[1] : second])
+            rest = some[ends[0] : first], others[ends[1] : second]
+            if rest[0] and len(rest[0]) == len(rest[1]) and not rest[0][0].choice.chosen:  # other thresholds
+                yield from (Both([each], [partner]) for each, partner in zip(*rest) if each.rows == partner.rows)
+            else:
+                yield from _of_several(*rest)
             ends = first + count, second + count
             for here, partner in zip(some[first : ends[0]], others[second : ends[1]]):
                 yield Both([here], [partner])

@@ -1623,3 +1623,59 @@ def test_rows_that_others_take_along_move_as_far_as_these(kit):
     report = compare_runs(switched(kit), switched(kit, False))
     assert report.passed and report.choices[0].flipped > 12, str(report)
     assert not compare_runs(switched(kit), switched(kit, False, near=0.002)).passed
+
+
+@cache
+def assigned(kit, first=True, number=0.5, forced=0):
+    """Record a loss of the places whose score reaches a number, which one nearly is; divided by their number."""
+    f = LIBRARY[kit.name]
+    scores = np.random.default_rng(3).uniform(size=(4, 40)).astype(np.float32)
+    scores[2, 7] = 0.5 + (4e-8 if first else -4e-8)
+
+    def loss(net):
+        near = scores_of(net)
+        mask = near >= number
+        if forced:  # a comparison that only one side makes
+            mask = mask & (kit.tensor(np.full((4, 40), forced, np.float32)) > 0)
+        labels = mask.astype("float32") if kit.name == "paddle" else mask.float()
+        terms = f.nn.functional.binary_cross_entropy_with_logits(net(x), labels, reduction="none")
+        return (terms.sum(1) / labels.sum(1)).mean()
+
+    def scores_of(net):
+        y = net(x).detach()
+        return y - y + kit.tensor(scores)
+
+    kit.seed(0)
+    model = kit.net(lambda net, value: net.last(net.first(value)), first=kit.Linear(8, 8), last=kit.Linear(8, 40))
+    filled(kit, model, model.first, model.last)
+    x = kit.tensor(np.random.default_rng(6).normal(size=(4, 8)).astype(np.float32))
+    return trained(kit, model, loss)
+
+
+@pytest.mark.parametrize("forced", [0, 1])
+def test_targets_that_nearly_reach_a_threshold_are_no_difference(kit, forced):
+    report = compare_runs(assigned(kit), assigned(kit, False, forced=forced))
+    assert report.passed and ("ge", "(loop)") in report.choices[0].calls, str(report)
+
+
+def test_another_threshold_of_targets_is_named(kit):
+    first = compare_runs(assigned(kit), assigned(kit, False, number=0.6)).first_diff
+    assert first.cause is not None and first.cause.kind == "choice_threshold", str(first)
+
+
+@cache
+def windows(kit, kernel=2, padding=0):
+    """Record a pooling whose places an unpooling uses."""
+    f = LIBRARY[kit.name].nn.functional
+    places = {"return_mask" if kit.name == "paddle" else "return_indices": True}
+
+    def forward(net, _, y):
+        values, at = f.max_pool2d(y.reshape([2, 1, 8, 8]), kernel, 2, padding, **places)
+        return f.max_unpool2d(values, at, 2).reshape([2, 8, 8])
+
+    return between(kit, forward, np.random.default_rng(6).normal(size=(2, 8, 8)))
+
+
+def test_other_windows_are_named_by_their_size(kit):
+    cause = compare_runs(windows(kit), windows(kit, 3, 1)).first_diff.cause
+    assert cause.kind == "call_arguments" and "kernel_size=2" in str(cause) and "kernel_size=3" in str(cause), cause

@@ -22,6 +22,7 @@ from padiff.compare.choices import (
     paired,
     part_taken,
     places_of,
+    pooled,
     ranks_taken,
     shape_and_axis,
     tables_of,
@@ -29,7 +30,7 @@ from padiff.compare.choices import (
 )
 from padiff.compare.diagnose.causes import cause_of_calls
 from padiff.compare.diagnose.place import Evidence, calls_before, graphs_of
-from padiff.compare.diagnose.traced import Graph
+from padiff.compare.diagnose.traced import Graph, called, given_in_common
 from padiff.compare.judge.drift import RELATIVE
 from padiff.compare.judge.flipped_rows import SINGLE, WHOLLY, split_rows, within_rounding
 from padiff.compare.judge.limits import allowed
@@ -723,6 +724,9 @@ def choice_cause(diff: Diff, step: Sequence[Diff], evidence: Evidence) -> Cause 
     beyond = _beyond(flips, limit)
     if beyond is None or (beyond.ties.any() and _differs_elsewhere(diff, beyond, limit)):
         return None
+    if pooled(beyond.calls.reference) and given_in_common(beyond.calls):  # other windows
+        text = " against ".join(beyond.calls.map(called))
+        return Cause("call_arguments", text, lines=beyond.calls.map(lambda call: call.line))
     among = Both(0, 0) if not all(beyond.chosen) else traces.zip(beyond.calls).map(lambda side: places_of(*side))
     if among.reference != among.candidate:
         where = f"{beyond.calls.candidate.function}() in `{_place(beyond.calls.reference.layer)}`"

@@ -184,8 +184,9 @@ class _Judge:
         self._faulty = False
         #: True once an input of the loss is made of other rows; the largest error of a scalar output.
         self._other_samples, self._whole_scalars = False, 0.0
-        #: Error of the gradients of a loss whose samples or labels the loop chooses, and of those that pass at bounds.
-        self._of_loss = self._at_bounds = 0.0
+        #: Share of the samples or labels of a loss that the loop chooses, of all and of those in its terms, squared
+        #: errors of which tell how many of the chosen ones are others; and the error of gradients that pass at bounds.
+        self._by_loop = self._in_terms = self._at_bounds = 0.0
         #: Rows that others took along, by the number of all rows.
         self._along: dict[int, np.ndarray | bool] = {}
         sites = diffs.sites
@@ -218,6 +219,8 @@ class _Judge:
                 self._judge(place, stage, float(self._rows["limit"][place]) if relative else 0.0)
             elif self._limits is not None and stage == "backward" and relative:
                 self._judge_again(place, float(self._limits[place]))
+            if stage == "loss" and relative and self._rows["passed"][place] and self._by_loop:
+                self._in_terms = max(self._in_terms, min(self._relative[place] ** 2, 1.0))
             if stage == "loss" and relative and self._rows["passed"][place]:
                 self._judge_rest(place)
             if self._rows["passed"][place] and stage in ("forward", "backward") and relative:
@@ -367,7 +370,7 @@ class _Judge:
         self._explained.append(flips)
         self._share = min(1.0, self._share + flips.share)
         if flips.calls.reference.layer == LOOP:
-            self._of_loss = WHOLLY * math.sqrt(self._share)
+            self._by_loop = self._share
         if not flips.calls.reference.chooses:
             self._at_bounds = max(self._at_bounds, WHOLLY * math.sqrt(flips.share))
 
@@ -469,9 +472,11 @@ class _Judge:
         if stage == "forward" and not self._diffs.sites.shapes[place]:  # a mean, or a count, of all rows
             return max(limit, min(MIXED * self._share, WHOLLY))
         if stage in ("forward", "backward", "loss"):
-            return math.hypot(limit, min(WHOLLY * math.sqrt(self._share) + MIXED * self._share, WHOLLY))
+            mixed = WHOLLY * math.sqrt(max(self._share, self._in_terms)) + MIXED * self._share
+            return math.hypot(limit, min(mixed, WHOLLY))
         further = limits.OF_GRADIENT if stage == "update" else 1.0
-        return max(limit, min(further * MIXED * max(self._whole, self._of_loss), _OF_PARAMETERS))
+        of_loss = WHOLLY * math.sqrt(max(self._by_loop, self._in_terms))
+        return max(limit, min(further * MIXED * max(self._whole, of_loss), _OF_PARAMETERS))
 
     def _judge_rest(self, place: int) -> None:
         """Fail a loss of which terms that no loss function gives differ by more than the flipped rows explain.
@@ -497,7 +502,7 @@ class _Judge:
 
     def _jump(self, place: int) -> float:
         """Return the relative change of a loss that takes other samples: the loop may rank them by other scores."""
-        sites, jump = self._diffs.sites, 0.0
+        sites, jump = self._diffs.sites, MIXED * self._in_terms
         for flips in self._explained:
             if flips.calls.reference.layer != LOOP:
                 continue
@@ -573,17 +578,16 @@ class _Judge:
         if mask.all():
             return None
         errors, sizes = np.linalg.norm(candidate - reference, axis=1), np.linalg.norm(reference, axis=1)
-        # Of the tensors before: what mixes rows comes after what chose.
-        mixed = max(limit, self._mixed)
+        # Of the tensors before: what mixes rows comes after what chose. A loss divides by the number of chosen ones.
+        mixed = max(limit, self._mixed, MIXED * self._in_terms)
         self._touched = max(self._touched, min(_relative(errors, sizes, mask), WHOLLY))
         factor = self._common_factor(place, reference[~mask], candidate[~mask])
         if factor is not None:
             return factor
         apart = self._apart(mask)
         # A row that others take along goes elsewhere, as they do: its error is of their size.
-        moved = mask & ~(errors <= SINGLE * limit * sizes)
-        with np.errstate(all="ignore"):
-            least = float(np.median(errors[moved] / sizes[moved])) / SINGLE if moved.any() else 0.0
+        moved = mask & (errors > SINGLE * limit * sizes) & (sizes > 0)
+        least = float(np.median(errors[moved] / sizes[moved])) / SINGLE if moved.any() else 0.0
         strangers = ~(errors <= max(SINGLE * limit, least) * sizes)
         if apart is not None:
             # Samples in which no row chose otherwise: nothing mixes them with the others, so a fault shows in them.
