@@ -1679,3 +1679,36 @@ def windows(kit, kernel=2, padding=0):
 def test_other_windows_are_named_by_their_size(kit):
     cause = compare_runs(windows(kit), windows(kit, 3, 1)).first_diff.cause
     assert cause.kind == "call_arguments" and "kernel_size=2" in str(cause) and "kernel_size=3" in str(cause), cause
+
+
+class Straight(torch.autograd.Function):
+    """Rounding that hands gradients on."""
+
+    @staticmethod
+    def forward(ctx, values):
+        return values.round()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient
+
+
+def levels(kit, least=-8, largest=7):
+    """Record weights that are rounded between two bounds: by a function of its own in torch, else by a detached rest."""
+    weight = np.random.default_rng(7).normal(size=(6, 6)) * 0.4
+
+    def forward(net, f, y):
+        w, step = net.quantised.weight, f.abs(y).mean() / 12
+        if kit.name == "torch":
+            return y * (Straight.apply((w / step).clamp(least, largest)) * step).t()
+        held = f.clip(w * (1 / step), least, largest)
+        return y * ((held + (f.round(held).detach() - held.detach())) * step)
+
+    return between(kit, forward, np.random.default_rng(6).normal(size=(6, 6)), quantised=weight)
+
+
+def test_both_bounds_are_named_whatever_rounds_behind_them():
+    reference = levels(KITS["torch"])
+    assert compare_runs(reference, levels(KITS["paddle"])).passed
+    cause = compare_runs(reference, levels(KITS["paddle"], -4, 3)).first_diff.cause
+    assert cause.kind == "choice_threshold" and "within -4 and 3" in cause.sentence, cause

@@ -839,13 +839,15 @@ def _thresholds(traces: Both[Trace], end: int) -> Cause | None:
         only, instead = (
             [each for each in one if each not in two] for one, two in ((numbers, others), (others, numbers))
         )
-        if len(only) == len(instead) == 1:
+        one_call = len({id(numbers[each]) for each in only}) == len({id(others[each]) for each in instead}) == 1
+        if one_call and len(only) == len(instead) <= 2 - compares:
             calls = Both(numbers[only[0]], others[instead[0]])
             sizes = {math.prod(side[0].tensors[side[1].outputs[0].tensor].shape) for side in traces.zip(calls)}
             if len(sizes) > 1 and 1 not in sizes:
                 continue  # other tensors; the code may compare their elements one by one
             names = calls.map(lambda call: call.function)
-            name, value, expected = f"{names.candidate}() in `{_place(layer)}`", f"{instead[0]:.6g}", f"{only[0]:.6g}"
+            name = f"{names.candidate}() in `{_place(layer)}`"
+            value, expected = (" and ".join(f"{each:.6g}" for each in side) for side in (instead, only))
             text = (
                 f"{name} compares with {value}, the reference's {names.reference}() with {expected}"
                 if compares

@@ -595,6 +595,10 @@ def _other_operands(
         lone = [g for g in node.given if not sheet.nodes[g].operation and not sheet.nodes[g].name and g not in agreeing]
         if not node.operation or len(lone) != 1 or sheet.formula.values[lone[0]].size < _FEWEST:
             continue
+        expected, graph = sheet.formula.values[lone[0]], candidate.graph
+        recorded = map(graph.values, graph.by_size.get(expected.size, ()))
+        if not any(values is not None and _equal(expected, values) for values in recorded):
+            continue  # the candidate does not take another tensor: its code has made another one of this
         place = node.given.index(lone[0])
         for other in others:
             theirs = candidate.nodes[other]
