@@ -14,6 +14,10 @@ _Judged = TypeVar("_Judged", bound=Hashable, contravariant=True)
 GOOD, BAD, SKIP = "good", "bad", "skip"
 
 
+# Number of changes that are tried one by one.
+_PAIR = 2
+
+
 class TrialError(PadiffError):
     """A trial that cannot be judged; the message says why."""
 
@@ -85,13 +89,11 @@ class LineSearch(Generic[State]):
         line: the states.
         judge: runs and compares them.
         is_complete: False to end at the first finding.
-        on_finding: called when a culprit is known.
     """
 
     line: Line[State]
     judge: Judge[State]
     is_complete: bool = True
-    on_finding: Callable[[], None] = field(default=lambda: None)
 
     def between(self, start: State, end: State) -> list[Finding[State]]:
         """Return the findings between two states, that of the first difference first.
@@ -114,7 +116,6 @@ class LineSearch(Generic[State]):
             else:
                 skipped.add(state)
         suspects = tuple(self.line.suspects(good, bad))
-        self.on_finding()
         before = self.line.before(bad) if len(suspects) == 1 else last_good
         before = last_good if before is None else before
         finding = Finding(place, before, bad, suspects=suspects)
@@ -141,14 +142,12 @@ class ChangeSearch(Generic[State]):
         make: makes the state that has some of the changes.
         judge: runs and compares states.
         is_complete: False to end at the first finding.
-        on_finding: called when a culprit is known.
         suspect: returns a change that a place names by itself, which is tried first; `None` if there is none.
     """
 
     make: Callable[[frozenset[str]], State]
     judge: Judge[State]
     is_complete: bool = True
-    on_finding: Callable[[], None] = field(default=lambda: None)
     suspect: Callable[[Any], str | None] = field(default=lambda _: None)
 
     def among(self, changes: Sequence[str], base: frozenset[str] = frozenset()) -> list[Finding[State]]:
@@ -172,9 +171,8 @@ class ChangeSearch(Generic[State]):
         suspect = self.suspect(place)
         if suspect is not None and suspect in changes and len(changes) > 1 and verdict((suspect,)) == BAD:
             culprits: tuple[str, ...] = (suspect,)
-            self.on_finding()
         else:
-            culprits, joined = smallest(tuple(changes), verdict, self.judge.expect, self.on_finding)
+            culprits, joined = smallest(tuple(changes), verdict, self.judge.expect)
             if joined:
                 self.judge.remark(
                     f"{' and '.join(joined)} are named together: with some of them alone the command does not run"
@@ -198,7 +196,6 @@ def smallest(
     changes: tuple[str, ...],
     verdict: Callable[[Sequence[str]], str],
     expect: Callable[[int], None] = lambda _: None,
-    on_finding: Callable[[], None] = lambda: None,
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return changes that make the difference, none of which can be left out; and those of them not tried apart.
 
@@ -210,7 +207,6 @@ def smallest(
         changes: all changes; together they make the difference.
         verdict: the verdict on a subset.
         expect: called with the number of changes that are left.
-        on_finding: called when a culprit is known, before it is tried alone.
     """
     culprits: tuple[str, ...] = ()
     joined: tuple[str, ...] = ()
@@ -218,6 +214,11 @@ def smallest(
         low, high, skipped = 0, len(changes), set[int]()
         while (middle := _nearest(low, high, skipped)) is not None:
             expect(high - low)
+            if low and not culprits and high - low == _PAIR:
+                # One of two, each tried alone: the trial that tells them apart also shows that it acts by itself.
+                single = next(((x,) for x in changes[low:high] if verdict((x,)) == BAD), None)
+                if single is not None:
+                    return single, joined
             answer = verdict((*culprits, *changes[:middle]))
             if answer == BAD:
                 high = middle
@@ -234,7 +235,6 @@ def smallest(
                 if len(rest) > 1 and verdict((*culprits, *context, *rest)) == BAD:
                     last = rest
             joined = (*joined, *last) if len(last) > 1 else joined
-        on_finding()
         culprits, changes = (*last, *culprits), context
         if not changes or verdict(culprits) == BAD:
             return culprits, joined
