@@ -1694,17 +1694,28 @@ class Straight(torch.autograd.Function):
 
 
 def levels(kit, least=-8, largest=7):
-    """Record weights that are rounded between two bounds: by a function of its own in torch, else by a detached rest."""
-    weight = np.random.default_rng(7).normal(size=(6, 6)) * 0.4
+    """Record a convolution of which both inputs are rounded between bounds; every third weight lies half way.
+
+    The reference, in torch, rounds by a function of its own, and the candidate by a detached rest.
+    """
+    weight = np.random.default_rng(7).normal(size=36) * 0.2
+    weight[::3] = (np.floor(weight[::3] / 0.05) + 0.5) * 0.05
+
+    def rounded(f, x, step, *bounds):
+        if kit.name == "torch":
+            return Straight.apply((x / step).clamp(*bounds)) * step
+        held = f.clip(x * (1 / step), *bounds)
+        return (held + (f.round(held).detach() - held.detach())) * step
 
     def forward(net, f, y):
-        w, step = net.quantised.weight, f.abs(y).mean() / 12
-        if kit.name == "torch":
-            return y * (Straight.apply((w / step).clamp(least, largest)) * step).t()
-        held = f.clip(w * (1 / step), least, largest)
-        return y * ((held + (f.round(held).detach() - held.detach())) * step)
+        w, step = net.quantised.weight, f.abs(y * 0).mean() + 0.05
+        w = (w.t() if kit.name == "paddle" else w).reshape([4, 1, 3, 3])
+        h, q = rounded(f, f.nn.functional.relu(y), step, 0, 40), rounded(f, w, step, least, largest)
+        spread = f.nn.functional.conv2d(h.reshape([2, 1, 6, 6]), q, padding=1)
+        return spread.mean(1)
 
-    return between(kit, forward, np.random.default_rng(6).normal(size=(6, 6)), quantised=weight)
+    x = np.random.default_rng(6).normal(size=(2, 6, 6))
+    return between(kit, forward, x, quantised=weight.reshape(6, 6))
 
 
 def test_both_bounds_are_named_whatever_rounds_behind_them():
