@@ -89,11 +89,13 @@ class LineSearch(Generic[State]):
         line: the states.
         judge: runs and compares them.
         is_complete: False to end at the first finding.
+        on_finding: called when a culprit is known.
     """
 
     line: Line[State]
     judge: Judge[State]
     is_complete: bool = True
+    on_finding: Callable[[], None] = field(default=lambda: None)
 
     def between(self, start: State, end: State) -> list[Finding[State]]:
         """Return the findings between two states, that of the first difference first.
@@ -116,6 +118,7 @@ class LineSearch(Generic[State]):
             else:
                 skipped.add(state)
         suspects = tuple(self.line.suspects(good, bad))
+        self.on_finding()
         before = self.line.before(bad) if len(suspects) == 1 else last_good
         before = last_good if before is None else before
         finding = Finding(place, before, bad, suspects=suspects)
@@ -142,12 +145,14 @@ class ChangeSearch(Generic[State]):
         make: makes the state that has some of the changes.
         judge: runs and compares states.
         is_complete: False to end at the first finding.
+        on_finding: called when a culprit is known.
         suspect: returns a change that a place names by itself, which is tried first; `None` if there is none.
     """
 
     make: Callable[[frozenset[str]], State]
     judge: Judge[State]
     is_complete: bool = True
+    on_finding: Callable[[], None] = field(default=lambda: None)
     suspect: Callable[[Any], str | None] = field(default=lambda _: None)
 
     def among(self, changes: Sequence[str], base: frozenset[str] = frozenset()) -> list[Finding[State]]:
@@ -171,8 +176,9 @@ class ChangeSearch(Generic[State]):
         suspect = self.suspect(place)
         if suspect is not None and suspect in changes and len(changes) > 1 and verdict((suspect,)) == BAD:
             culprits: tuple[str, ...] = (suspect,)
+            self.on_finding()
         else:
-            culprits, joined = smallest(tuple(changes), verdict, self.judge.expect)
+            culprits, joined = smallest(tuple(changes), verdict, self.judge.expect, self.on_finding)
             if joined:
                 self.judge.remark(
                     f"{' and '.join(joined)} are named together: with some of them alone the command does not run"
@@ -196,6 +202,7 @@ def smallest(
     changes: tuple[str, ...],
     verdict: Callable[[Sequence[str]], str],
     expect: Callable[[int], None] = lambda _: None,
+    on_finding: Callable[[], None] = lambda: None,
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return changes that make the difference, none of which can be left out; and those of them not tried apart.
 
@@ -207,6 +214,7 @@ def smallest(
         changes: all changes; together they make the difference.
         verdict: the verdict on a subset.
         expect: called with the number of changes that are left.
+        on_finding: called when a culprit is known, before it is tried alone.
     """
     culprits: tuple[str, ...] = ()
     joined: tuple[str, ...] = ()
@@ -218,6 +226,7 @@ def smallest(
                 # One of two, each tried alone: the trial that tells them apart also shows that it acts by itself.
                 single = next(((x,) for x in changes[low:high] if verdict((x,)) == BAD), None)
                 if single is not None:
+                    on_finding()
                     return single, joined
             answer = verdict((*culprits, *changes[:middle]))
             if answer == BAD:
@@ -235,6 +244,7 @@ def smallest(
                 if len(rest) > 1 and verdict((*culprits, *context, *rest)) == BAD:
                     last = rest
             joined = (*joined, *last) if len(last) > 1 else joined
+        on_finding()
         culprits, changes = (*last, *culprits), context
         if not changes or verdict(culprits) == BAD:
             return culprits, joined

@@ -597,8 +597,7 @@ def _other_operands(
             continue
         expected, graph = sheet.formula.values[lone[0]], candidate.graph
         recorded = map(graph.values, graph.by_size.get(expected.size, ()))
-        if not any(values is not None and _equal(expected, values) for values in recorded):
-            continue  # the candidate does not take another tensor: its code has made another one of this
+        has_it = any(values is not None and _equal(expected, values) for values in recorded)
         place = node.given.index(lone[0])
         for other in others:
             theirs = candidate.nodes[other]
@@ -614,6 +613,8 @@ def _other_operands(
             taken = theirs.given[place]
             while candidate.nodes[taken].operation == "detach":
                 taken = candidate.nodes[taken].given[0]
+            if candidate.nodes[taken].operation and not has_it:
+                continue  # the candidate takes no other tensor: its code has made another one of this
             text = (
                 f"{sheet.where(k)} takes {candidate.named(taken)} of the candidate, "
                 f"for {sheet.named(lone[0])} of the reference"
