@@ -105,8 +105,8 @@ class Flips:
         keys: the tokens that some row of their sample chose otherwise, if each row chooses among all of its sample.
         shared: the rows whose best score several places share, if it is handed on: gradients may go to any of these.
         picks: the chosen places, in the order in which the call returns them; `None` for a threshold.
-        elements: the elements of the scores that only one side chose, if the call hands on their values and nothing
-            else: only gradients then go to other elements; else `None`.
+        elements: the elements of the scores that only one side chose, if only values are used: only gradients then go
+            to other elements; else `None`.
         shift: distance of two thresholds that are numbers, for the same values.
         tied: number of recorded rows that chose otherwise between equal scores, whether or not a rule chooses.
         rules: which of equal scores each side takes: ``the first``, ``the last``, ``any``, ``all`` or ``none``; `None`
@@ -188,13 +188,18 @@ def chooses(steps: Both[Step]) -> bool:
 
 
 def flips_of(
-    steps: Both[Step], alignment: Alignment, infos: Both[RunInfo], earlier: Mapping[int, np.ndarray] = _NO_PLACES
+    steps: Both[Step],
+    alignment: Alignment,
+    infos: Both[RunInfo],
+    earlier: Mapping[int, np.ndarray] = _NO_PLACES,
+    traced: Both[Trace] | None = None,
 ) -> list[Flips]:
     """Return the calls of a step that chose otherwise in some rows, in the reference's order.
 
     Args:
         earlier: masks of the entries of codebooks that follow the rows which chose them, by the number of entries:
             those that earlier steps chose otherwise. Their scores may differ in any way.
+        traced: traces of an earlier step with calls of functions, which show what is used; `None` if there are none.
     """
     traces = steps.map(lambda step: step.trace)
     found: list[Flips] = []
@@ -202,7 +207,7 @@ def flips_of(
         name = parts.reference[0].layer, parts.reference[0].call, parts.reference[0].function
         repeated = [(each.calls.reference, each.places) for each in found if each.places is not None]
         before = [mask for call, mask in repeated if (call.layer, call.call, call.function) == name]
-        flips = _flips(traces, position, parts, earlier, before)
+        flips = _flips(traces, position, parts, earlier, before, traced)
         if flips is not None and (
             flips.count or flips.shared or flips.shift or flips.chosen.reference != flips.chosen.candidate
         ):
@@ -339,11 +344,12 @@ class _Chooser:
         return None if masked(self.trace, self.call) else _first(self.trace, self.call)
 
     @property
-    def key(self) -> tuple[int, int, int, int | None]:
-        """Number of rows, of the places among which the call chooses, of the chosen ones, and a rank."""
+    def key(self) -> tuple[int, int, int, float | None]:
+        """Number of rows, of the places among which the call chooses, of the chosen ones; a rank, or a threshold."""
         places = places_of(self.trace, self.call) if self.call.inputs else 0
         mask = masked(self.trace, self.call)
-        return self.choice.rows, places, mask.places if mask else self.choice.chosen, self.first
+        by = self.first if self.choice.chosen else number(self.call)
+        return self.rows, places, mask.places if mask else self.choice.chosen, by
 
 
 def paired(traces: Both[Trace], alignment: Alignment) -> Iterator[tuple[int, Both[tuple[TracedCall, ...]]]]:
@@ -394,7 +400,7 @@ def _that_round(choosers: list[_Chooser], rounds: bool) -> list[_Chooser]:
 
 
 def _paired(choosers: Both[list[_Chooser]], alignment: Alignment) -> Iterator[Both[list[_Chooser]]]:
-    partners = {pair.reference.path: pair.candidate.path for pair in alignment.pairs}
+    partners = {LOOP: LOOP, **{pair.reference.path: pair.candidate.path for pair in alignment.pairs}}
     groups = [choosers]
     if not _alike(*choosers):
         layers = choosers.map(_by_layer)
@@ -411,7 +417,11 @@ def _paired(choosers: Both[list[_Chooser]], alignment: Alignment) -> Iterator[Bo
             blocks = list(matcher.get_matching_blocks())
         ends = 0, 0
         for first, second, count in blocks:
-            yield from _of_several(some[ends[0] : first], others[ends[1] : second])
+            rest = some[ends[0] : first], others[ends[1] : second]
+            if rest[0] and len(rest[0]) == len(rest[1]) and not rest[0][0].choice.chosen:  # other thresholds
+                yield from (Both([each], [partner]) for each, partner in zip(*rest) if each.rows == partner.rows)
+            else:
+                yield from _of_several(*rest)
             ends = first + count, second + count
             for here, partner in zip(some[first : ends[0]], others[second : ends[1]]):
                 yield Both([here], [partner])
@@ -500,6 +510,7 @@ def _flips(
     parts: Both[tuple[TracedCall, ...]],
     earlier: Mapping[int, np.ndarray],
     before: Sequence[np.ndarray],
+    traced: Both[Trace] | None = None,
 ) -> Flips | None:
     calls = parts.map(lambda side: side[0])
     choices: Both[Choice] = calls.map(lambda call: call.choice)  # type: ignore[arg-type, return-value]
@@ -622,6 +633,7 @@ def _flips(
     if moved is not None:
         otherwise |= moved[best.reference] | moved[best.candidate]
     picks = View((*grid, count), _rows_at(common, rows, otherwise).reshape(-1))
+    used = [_uses_places(*side, shown) for side, shown in zip(traces.zip(calls), traced or (None, None))]
     size, dtype = _rms(known.reference), _dtype(traces, choices)
     if rows == 1 and len(common) == 1:  # its places, of samples or tokens, are what is chosen
         chose = others[0]
@@ -672,10 +684,7 @@ def _flips(
         picks=picks,
         tied=tied_rows,
         rules=rules,
-        elements=None
-        if any(side and _uses_places(trace, call) for side, trace, call in zip(hands_on, traces, calls))
-        or all(hands_on)
-        else _elements(shape, axis, table),
+        elements=_elements(shape, axis, table) if not any(used) and (None not in used or not all(hands_on)) else None,
     )
 
 
@@ -703,10 +712,27 @@ def pooled(call: TracedCall) -> int:
     return pooled_axes(call.function, call.arguments)
 
 
-def _uses_places(trace: Trace, call: TracedCall) -> bool:
-    """Return True if a trace with calls of functions shows that the places are used which a call returned."""
-    places = {operand.tensor for operand in call.outputs if not _is_real(trace, operand.tensor)}
-    return trace.functions and any(operand.tensor in places for each in trace.calls for operand in each.inputs)
+def jumping(trace: Trace, call: TracedCall) -> set[int]:
+    """Return the tensors that another choice changes by more than rounding: of best values, the places only."""
+    if call.choice is None or not call.choice.chosen or masked(trace, call) is not None:
+        return {operand.tensor for operand in call.outputs}
+    return {operand.tensor for operand in call.outputs if not _is_real(trace, operand.tensor)}
+
+
+def _uses_places(trace: Trace, call: TracedCall, traced: Trace | None) -> bool | None:
+    """Return True if calls of functions show that the places are used which a call chose; `None` if none are known.
+
+    Args:
+        traced: the trace of an earlier step, with calls of functions.
+    """
+    if not trace.functions and traced is not None:
+        name = call.layer, call.call, call.function, call.nth
+        same = [each for each in traced.calls if (each.layer, each.call, each.function, each.nth) == name]
+        trace, call = (traced, same[0]) if same else (trace, call)
+    if not trace.functions:
+        return None
+    places = jumping(trace, call)
+    return any(operand.tensor in places for each in trace.calls for operand in each.inputs)
 
 
 def shape_and_axis(trace: Trace, call: TracedCall) -> tuple[tuple[int, ...], int | None]:
@@ -1128,7 +1154,7 @@ def _key_at(call: TracedCall, axes: int, axis: int) -> str | int | None:
     return key[at] if type(key[at]) in (str, int) else None
 
 
-def reached(trace: Trace, positions: Collection[int], by_value: bool = False) -> set[int]:
+def reached(trace: Trace, positions: Collection[int], by_value: bool = False, jumps: bool = False) -> set[int]:
     """Return the numbers of the tensors of a trace that may depend on what calls returned.
 
     A tensor whose origin is not recorded may depend on any earlier call, unless the model was given it.
@@ -1137,6 +1163,7 @@ def reached(trace: Trace, positions: Collection[int], by_value: bool = False) ->
         trace: a trace with calls of functions.
         positions: positions of the calls.
         by_value: True to follow real numbers only: not which rows are taken, but what they hold.
+        jumps: True to follow from the calls only what another choice changes by more than rounding.
     """
     if not positions:
         return set()
@@ -1154,7 +1181,9 @@ def reached(trace: Trace, positions: Collection[int], by_value: bool = False) ->
             unknown = not (inputs or call.parameters or by_value) or _by_host(call) or bool(inputs - origins)
         else:
             unknown, outputs = not inputs <= origins, outputs - origins
-        if position in positions or unknown or inputs & after:
+        if position in positions and jumps and not inputs & after:
+            after |= jumping(trace, call)
+        elif position in positions or unknown or inputs & after:
             after |= outputs
         origins |= inputs | outputs
     return after

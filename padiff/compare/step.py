@@ -403,13 +403,13 @@ def compare_step(steps: Both[Sequence[Step]], plan: ComparisonPlan, before: Befo
         judged = with_averages(judged, len(diffs_by_rank), plan.runs, plan.alignment, before.drift)
         if plan.policy.in_context and chooses(rank):
             number = len(diffs_by_rank)
-            left = before.flips.get(number, EarlierFlips()).with_trace(rank.reference.trace)
+            left = before.flips.get(number, EarlierFlips()).with_traces(rank.map(lambda step: step.trace))
             if not judged.passed:
                 # A step that passes may leave flips, too: they are looked up when a later step does not pass.
                 left = left.with_places(
                     [each for some in before.last.get(number, ()) for each in _flips(some, plan, {})]
                 )
-                flips = _flips(rank, plan, left.moved(judged))
+                flips = _flips(rank, plan, left.moved(judged), left.traced)
                 judged, counts = judged_by_rows(
                     judged,
                     flips,
@@ -442,5 +442,10 @@ def compare_step(steps: Both[Sequence[Step]], plan: ComparisonPlan, before: Befo
     return diffs_by_rank, after
 
 
-def _flips(steps: Both[Step], plan: ComparisonPlan, moved: Mapping[int, np.ndarray]) -> list[Flips]:
-    return flips_of(steps, plan.alignment, plan.runs.map(lambda run: run.info), moved)
+def _flips(
+    steps: Both[Step],
+    plan: ComparisonPlan,
+    moved: Mapping[int, np.ndarray],
+    traced: Both[Trace] | None = None,
+) -> list[Flips]:
+    return flips_of(steps, plan.alignment, plan.runs.map(lambda run: run.info), moved, traced)

@@ -14,6 +14,10 @@ _Judged = TypeVar("_Judged", bound=Hashable, contravariant=True)
 GOOD, BAD, SKIP = "good", "bad", "skip"
 
 
+# Number of changes that are tried one by one.
+_PAIR = 2
+
+
 class TrialError(PadiffError):
     """A trial that cannot be judged; the message says why."""
 
@@ -218,6 +222,12 @@ def smallest(
         low, high, skipped = 0, len(changes), set[int]()
         while (middle := _nearest(low, high, skipped)) is not None:
             expect(high - low)
+            if low and not culprits and high - low == _PAIR:
+                # One of two, each tried alone: the trial that tells them apart also shows that it acts by itself.
+                single = next(((x,) for x in changes[low:high] if verdict((x,)) == BAD), None)
+                if single is not None:
+                    on_finding()
+                    return single, joined
             answer = verdict((*culprits, *changes[:middle]))
             if answer == BAD:
                 high = middle

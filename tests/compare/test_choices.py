@@ -1577,3 +1577,149 @@ def test_weights_at_the_places_of_all_experts_are_read(dtype):
     report = compare_runs(in_a_narrow_dtype(torch.float32), in_a_narrow_dtype(dtype, "mask", "sum"))
     cause = report.first_diff.cause
     assert cause.kind == "routing_weights" and cause.fix == "divide the weights by their sum over the chosen", report
+
+
+@cache
+def grouped(kit, first=True, near=0.0):
+    """Record rows that take the group with the largest sum of two scores; two of each group nearly tie in all rows."""
+    random = np.random.default_rng(4)
+    x, router = random.normal(size=(24, 6)), random.normal(size=(6, 6))
+    router[[1, 4]] = router[[0, 3]]
+    moved = kit.tensor(np.where(np.arange(6) % 3 == 1, 4e-6 if first else -4e-6, 0).astype(np.float32))
+
+    def forward(net, f, y):
+        s = f.nn.functional.sigmoid(net.router(y) + moved).reshape([24, 2, 3])
+        taken = f.nn.functional.one_hot(f.argmax(f.topk(s, 2, -1)[0].sum(-1), -1), 2)
+        taken = (taken.astype("float32") if kit.name == "paddle" else taken.float())[:, :1]
+        return y * kit.tensor((1 + near * (np.arange(24) < 3)[:, None]).astype(np.float32)) + f.tanh(y) * taken
+
+    return between(kit, forward, x, router=router)
+
+
+def test_places_that_nobody_uses_excuse_no_output(kit):
+    assert compare_runs(grouped(kit), grouped(kit, False)).passed
+    first = compare_runs(grouped(kit), grouped(kit, False, near=0.02)).first_diff
+    assert first is not None and first.stage == "forward", str(first)
+
+
+@cache
+def switched(kit, first=True, near=0.0):
+    """Record rows of which most nearly tie between two unlike experts; a fault moves all of the others but one."""
+    random = np.random.default_rng(5)
+    x, router = random.normal(size=(40, 6)), random.normal(size=(2, 6))
+    x[:24] -= np.outer(x[:24] @ (router[0] - router[1]), router[0] - router[1]) / ((router[0] - router[1]) ** 2).sum()
+    x[:24] += (2e-7 if first else -2e-7) * (router[0] - router[1])
+    moved = near * random.normal(size=(40, 6)) * (np.arange(40) != 39)[:, None]
+
+    def forward(net, f, y):
+        taken = f.nn.functional.one_hot(f.argmax(net.router(y), -1), 2)
+        taken = taken.astype("float32") if kit.name == "paddle" else taken.float()
+        return y * (1 + kit.tensor(moved.astype(np.float32))) + 2 * f.cos(9 * y) * taken[:, :1] - 3 * taken[:, 1:]
+
+    return between(kit, forward, x, router=router)
+
+
+def test_rows_that_others_take_along_move_as_far_as_these(kit):
+    report = compare_runs(switched(kit), switched(kit, False))
+    assert report.passed and report.choices[0].flipped > 12, str(report)
+    assert not compare_runs(switched(kit), switched(kit, False, near=0.002)).passed
+
+
+@cache
+def assigned(kit, first=True, number=0.5, forced=0):
+    """Record a loss of the places whose score reaches a number, which one nearly is; divided by their number."""
+    f = LIBRARY[kit.name]
+    scores = np.random.default_rng(3).uniform(size=(4, 40)).astype(np.float32)
+    scores[2, 7] = 0.5 + (4e-8 if first else -4e-8)
+
+    def loss(net):
+        near = scores_of(net)
+        mask = near >= number
+        if forced:  # a comparison that only one side makes
+            mask = mask & (kit.tensor(np.full((4, 40), forced, np.float32)) > 0)
+        labels = mask.astype("float32") if kit.name == "paddle" else mask.float()
+        terms = f.nn.functional.binary_cross_entropy_with_logits(net(x), labels, reduction="none")
+        return (terms.sum(1) / labels.sum(1)).mean()
+
+    def scores_of(net):
+        y = net(x).detach()
+        return y - y + kit.tensor(scores)
+
+    kit.seed(0)
+    model = kit.net(lambda net, value: net.last(net.first(value)), first=kit.Linear(8, 8), last=kit.Linear(8, 40))
+    filled(kit, model, model.first, model.last)
+    x = kit.tensor(np.random.default_rng(6).normal(size=(4, 8)).astype(np.float32))
+    return trained(kit, model, loss)
+
+
+@pytest.mark.parametrize("forced", [0, 1])
+def test_targets_that_nearly_reach_a_threshold_are_no_difference(kit, forced):
+    report = compare_runs(assigned(kit), assigned(kit, False, forced=forced))
+    assert report.passed and ("ge", "(loop)") in report.choices[0].calls, str(report)
+
+
+def test_another_threshold_of_targets_is_named(kit):
+    first = compare_runs(assigned(kit), assigned(kit, False, number=0.6)).first_diff
+    assert first.cause is not None and first.cause.kind == "choice_threshold", str(first)
+
+
+@cache
+def windows(kit, kernel=2, padding=0):
+    """Record a pooling whose places an unpooling uses."""
+    f = LIBRARY[kit.name].nn.functional
+    places = {"return_mask" if kit.name == "paddle" else "return_indices": True}
+
+    def forward(net, _, y):
+        values, at = f.max_pool2d(y.reshape([2, 1, 8, 8]), kernel, 2, padding, **places)
+        return f.max_unpool2d(values, at, 2).reshape([2, 8, 8])
+
+    return between(kit, forward, np.random.default_rng(6).normal(size=(2, 8, 8)))
+
+
+def test_other_windows_are_named_by_their_size(kit):
+    cause = compare_runs(windows(kit), windows(kit, 3, 1)).first_diff.cause
+    assert cause.kind == "call_arguments" and "kernel_size=2" in str(cause) and "kernel_size=3" in str(cause), cause
+
+
+class Straight(torch.autograd.Function):
+    """Rounding that hands gradients on."""
+
+    @staticmethod
+    def forward(ctx, values):
+        return values.round()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient
+
+
+def levels(kit, least=-8, largest=7):
+    """Record a convolution of which both inputs are rounded between bounds; every third weight lies half way.
+
+    The reference, in torch, rounds by a function of its own, and the candidate by a detached rest.
+    """
+    weight = np.random.default_rng(7).normal(size=36) * 0.2
+    weight[::3] = (np.floor(weight[::3] / 0.05) + 0.5) * 0.05
+
+    def rounded(f, x, step, *bounds):
+        if kit.name == "torch":
+            return Straight.apply((x / step).clamp(*bounds)) * step
+        held = f.clip(x * (1 / step), *bounds)
+        return (held + (f.round(held).detach() - held.detach())) * step
+
+    def forward(net, f, y):
+        w, step = net.quantised.weight, f.abs(y * 0).mean() + 0.05
+        w = (w.t() if kit.name == "paddle" else w).reshape([4, 1, 3, 3])
+        h, q = rounded(f, f.nn.functional.relu(y), step, 0, 40), rounded(f, w, step, least, largest)
+        spread = f.nn.functional.conv2d(h.reshape([2, 1, 6, 6]), q, padding=1)
+        return spread.mean(1)
+
+    x = np.random.default_rng(6).normal(size=(2, 6, 6))
+    return between(kit, forward, x, quantised=weight.reshape(6, 6))
+
+
+def test_both_bounds_are_named_whatever_rounds_behind_them():
+    reference = levels(KITS["torch"])
+    assert compare_runs(reference, levels(KITS["paddle"])).passed
+    cause = compare_runs(reference, levels(KITS["paddle"], -4, 3)).first_diff.cause
+    assert cause.kind == "choice_threshold" and "within -4 and 3" in cause.sentence, cause

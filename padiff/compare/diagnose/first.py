@@ -526,7 +526,7 @@ def with_proof(first: FirstDiff, step: Sequence[Diff], evidence: Evidence) -> Fi
 
 
 # Kinds of causes that say how a loss differs, and not why.
-_OF_LOSS = frozenset({"labels", "loss_scale"})
+_OF_LOSS = frozenset({"labels", "label_value", "loss_scale"})
 # Kinds of causes that say how much a tensor differs, and not why; and of those that name calls without their purpose.
 _OF_SIZE = frozenset({"gradient_scale", "scale"})
 _MANY = 4  # most calls that are named one after the other

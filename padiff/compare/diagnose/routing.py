@@ -22,6 +22,7 @@ from padiff.compare.choices import (
     paired,
     part_taken,
     places_of,
+    pooled,
     ranks_taken,
     shape_and_axis,
     tables_of,
@@ -29,7 +30,7 @@ from padiff.compare.choices import (
 )
 from padiff.compare.diagnose.causes import cause_of_calls
 from padiff.compare.diagnose.place import Evidence, calls_before, graphs_of
-from padiff.compare.diagnose.traced import Graph
+from padiff.compare.diagnose.traced import Graph, called, given_in_common
 from padiff.compare.judge.drift import RELATIVE
 from padiff.compare.judge.flipped_rows import SINGLE, WHOLLY, split_rows, within_rounding
 from padiff.compare.judge.limits import allowed
@@ -723,6 +724,9 @@ def choice_cause(diff: Diff, step: Sequence[Diff], evidence: Evidence) -> Cause 
     beyond = _beyond(flips, limit)
     if beyond is None or (beyond.ties.any() and _differs_elsewhere(diff, beyond, limit)):
         return None
+    if pooled(beyond.calls.reference) and given_in_common(beyond.calls):  # other windows
+        text = " against ".join(beyond.calls.map(called))
+        return Cause("call_arguments", text, lines=beyond.calls.map(lambda call: call.line))
     among = Both(0, 0) if not all(beyond.chosen) else traces.zip(beyond.calls).map(lambda side: places_of(*side))
     if among.reference != among.candidate:
         where = f"{beyond.calls.candidate.function}() in `{_place(beyond.calls.reference.layer)}`"
@@ -835,13 +839,15 @@ def _thresholds(traces: Both[Trace], end: int) -> Cause | None:
         only, instead = (
             [each for each in one if each not in two] for one, two in ((numbers, others), (others, numbers))
         )
-        if len(only) == len(instead) == 1:
+        one_call = len({id(numbers[each]) for each in only}) == len({id(others[each]) for each in instead}) == 1
+        if one_call and len(only) == len(instead) <= 2 - compares:
             calls = Both(numbers[only[0]], others[instead[0]])
             sizes = {math.prod(side[0].tensors[side[1].outputs[0].tensor].shape) for side in traces.zip(calls)}
             if len(sizes) > 1 and 1 not in sizes:
                 continue  # other tensors; the code may compare their elements one by one
             names = calls.map(lambda call: call.function)
-            name, value, expected = f"{names.candidate}() in `{_place(layer)}`", f"{instead[0]:.6g}", f"{only[0]:.6g}"
+            name = f"{names.candidate}() in `{_place(layer)}`"
+            value, expected = (" and ".join(f"{each:.6g}" for each in side) for side in (instead, only))
             text = (
                 f"{name} compares with {value}, the reference's {names.reference}() with {expected}"
                 if compares

@@ -55,20 +55,20 @@ class EarlierFlips:
         grads: largest relative error of each gradient in a step with such rows: an optimizer remembers it.
         places: masks of the places that were chosen otherwise, by their number: a codebook that no optimizer updates
             follows the rows that chose its entries.
-        traced: trace of the last step of the reference with calls of functions: it shows what depends on a choice.
+        traced: traces of the last step with calls of functions: they show what depends on a choice.
         last: the judged diffs of the step before, and the share of its rows that chose otherwise.
         calls: names of the calls that chose otherwise.
     """
 
     grads: Mapping[Key, float] = field(default_factory=dict)
     places: Mapping[int, np.ndarray] = field(default_factory=dict)
-    traced: Trace | None = None
+    traced: Both[Trace] | None = None
     last: tuple[StepDiffs, float] | None = None
     calls: frozenset[tuple[str, int, str, int]] = frozenset()
 
-    def with_trace(self, trace: Trace) -> EarlierFlips:
-        """Return these with the trace of a step, if it has calls of functions."""
-        return replace(self, traced=trace) if trace.functions else self
+    def with_traces(self, traces: Both[Trace]) -> EarlierFlips:
+        """Return these with the traces of a step, if they have calls of functions."""
+        return replace(self, traced=traces) if all(trace.functions for trace in traces) else self
 
     def with_grads(self, diffs: StepDiffs) -> EarlierFlips:
         """Return these with the gradients of a step in which rows chose otherwise within rounding."""
@@ -100,16 +100,16 @@ class EarlierFlips:
         """Return True if a trace shows that what is written into a buffer does not depend on what was chosen."""
         if self.traced is None:
             return False
-        tensors = self.traced.tensors
-        positions = [k for k, call in enumerate(self.traced.calls) if call.chooses and _name(call) in self.calls]
+        trace = self.traced.reference
+        positions = [k for k, call in enumerate(trace.calls) if call.chooses and _name(call) in self.calls]
         writes = [
             {operand.tensor for operand in call.inputs[1:]}
-            for call in self.traced.calls
-            if call.function == "copy" and call.inputs and tensors[call.inputs[0].tensor].shape == tuple(shape)
+            for call in trace.calls
+            if call.function == "copy" and call.inputs and trace.tensors[call.inputs[0].tensor].shape == tuple(shape)
         ]
         if not positions or not writes:
             return False
-        after = reached(self.traced, positions)
+        after = reached(trace, positions)
         return not any(written & after for written in writes)
 
     def with_diffs(self, diffs: StepDiffs) -> EarlierFlips:
@@ -184,8 +184,9 @@ class _Judge:
         self._faulty = False
         #: True once an input of the loss is made of other rows; the largest error of a scalar output.
         self._other_samples, self._whole_scalars = False, 0.0
-        #: Error of the gradients of a loss whose samples or labels the loop chooses, and of those that pass at bounds.
-        self._of_loss = self._at_bounds = 0.0
+        #: Share of the samples or labels of a loss that the loop chooses, of all and of those in its terms, squared
+        #: errors of which tell how many of the chosen ones are others; and the error of gradients that pass at bounds.
+        self._by_loop = self._in_terms = self._at_bounds = 0.0
         #: Rows that others took along, by the number of all rows.
         self._along: dict[int, np.ndarray | bool] = {}
         sites = diffs.sites
@@ -197,7 +198,9 @@ class _Judge:
         #: Limit of the relative error of the last output that passed.
         self._limit = 0.0
         #: Outputs (layer, call, slot) that no choice of this step reaches: flips excuse nothing there.
-        self._independent = _independent(step.trace if step.trace.functions else earlier.traced, flips)
+        shown = earlier.traced.reference if earlier.traced is not None else None
+        traced = step.trace if step.trace.functions else shown
+        self._independent = _independent(traced, flips)
 
     def judged(self) -> tuple[StepDiffs, ChoiceCounts | None]:
         passed = self._rows["passed"].tolist()
@@ -219,6 +222,8 @@ class _Judge:
                 self._judge(place, stage, float(self._rows["limit"][place]) if relative else 0.0)
             elif self._limits is not None and stage == "backward" and relative:
                 self._judge_again(place, float(self._limits[place]))
+            if stage == "loss" and relative and self._rows["passed"][place] and self._by_loop:
+                self._in_terms = max(self._in_terms, min(self._relative[place] ** 2, 1.0))
             if stage == "loss" and relative and self._rows["passed"][place]:
                 self._judge_rest(place)
             if self._rows["passed"][place] and stage in ("forward", "backward") and relative:
@@ -368,7 +373,7 @@ class _Judge:
         self._explained.append(flips)
         self._share = min(1.0, self._share + flips.share)
         if flips.calls.reference.layer == LOOP:
-            self._of_loss = WHOLLY * math.sqrt(self._share)
+            self._by_loop = self._share
         if not flips.calls.reference.chooses:
             self._at_bounds = max(self._at_bounds, WHOLLY * math.sqrt(flips.share))
 
@@ -390,14 +395,14 @@ class _Judge:
             or diff.figures is None
         ):
             return
+        sites = self._diffs.sites
+        if stage == "forward" and (sites.layers[place], sites.calls[place], sites.slots[place]) in self._independent:
+            return
         by_rows = self._by_rows(place, diff, limit) if stage in ("forward", "backward", "loss") else None
         if by_rows is not None:
             if by_rows[0] <= by_rows[1]:
                 self._pass(place, (Figure.OTHER_ROWS, *by_rows))
                 self._other_samples = self._other_samples or stage == "loss"
-            return
-        sites = self._diffs.sites
-        if stage == "forward" and (sites.layers[place], sites.calls[place], sites.slots[place]) in self._independent:
             return
         if self._rows["rule"][place] == RULE_NUMBERS[Rule.EQUAL]:
             if inside:  # counts, sorted places: integers that hold several rows
@@ -470,9 +475,11 @@ class _Judge:
         if stage == "forward" and not self._diffs.sites.shapes[place]:  # a mean, or a count, of all rows
             return max(limit, min(MIXED * self._share, WHOLLY))
         if stage in ("forward", "backward", "loss"):
-            return math.hypot(limit, min(WHOLLY * math.sqrt(self._share) + MIXED * self._share, WHOLLY))
+            mixed = WHOLLY * math.sqrt(max(self._share, self._in_terms)) + MIXED * self._share
+            return math.hypot(limit, min(mixed, WHOLLY))
         further = limits.OF_GRADIENT if stage == "update" else 1.0
-        return max(limit, min(further * MIXED * max(self._whole, self._of_loss), _OF_PARAMETERS))
+        of_loss = WHOLLY * math.sqrt(max(self._by_loop, self._in_terms))
+        return max(limit, min(further * MIXED * max(self._whole, of_loss), _OF_PARAMETERS))
 
     def _judge_rest(self, place: int) -> None:
         """Fail a loss of which terms that no loss function gives differ by more than the flipped rows explain.
@@ -498,7 +505,7 @@ class _Judge:
 
     def _jump(self, place: int) -> float:
         """Return the relative change of a loss that takes other samples: the loop may rank them by other scores."""
-        sites, jump = self._diffs.sites, 0.0
+        sites, jump = self._diffs.sites, MIXED * self._in_terms
         for flips in self._explained:
             if flips.calls.reference.layer != LOOP:
                 continue
@@ -574,19 +581,23 @@ class _Judge:
         if mask.all():
             return None
         errors, sizes = np.linalg.norm(candidate - reference, axis=1), np.linalg.norm(reference, axis=1)
-        # Of the tensors before: what mixes rows comes after what chose.
-        mixed = max(limit, self._mixed)
+        # Of the tensors before: what mixes rows comes after what chose. A loss divides by the number of chosen ones.
+        mixed = max(limit, self._mixed, MIXED * self._in_terms)
         self._touched = max(self._touched, min(_relative(errors, sizes, mask), WHOLLY))
         factor = self._common_factor(place, reference[~mask], candidate[~mask])
         if factor is not None:
             return factor
         apart = self._apart(mask)
+        # A row that others take along goes elsewhere, as they do: its error is of their size.
+        moved = mask & (errors > SINGLE * limit * sizes) & (sizes > 0)
+        least = float(np.median(errors[moved] / sizes[moved])) / SINGLE if moved.any() else 0.0
+        strangers = ~(errors <= max(SINGLE * limit, least) * sizes)
         if apart is not None:
             # Samples in which no row chose otherwise: nothing mixes them with the others, so a fault shows in them.
-            mask, apart = self._taken_along(mask, apart & ~(errors <= SINGLE * limit * sizes), apart)
+            mask, apart = self._taken_along(mask, apart & strangers, apart)
         if apart is not None:
             return _relative(errors, sizes, apart), limit
-        mask, _ = self._taken_along(mask, ~mask & ~(errors <= SINGLE * mixed * sizes), None)
+        mask, _ = self._taken_along(mask, ~mask & strangers & ~(errors <= SINGLE * mixed * sizes), None)
         return _relative(errors, sizes, ~mask), mixed
 
     def _common_factor(self, place: int, reference: np.ndarray, candidate: np.ndarray) -> tuple[float, float] | None:
@@ -713,7 +724,7 @@ def _independent(trace: Trace | None, flips: Sequence[Flips]) -> frozenset[tuple
     positions = {k for k, call in enumerate(trace.calls) if call.chooses and _name(call) in names}
     if {_name(trace.calls[k]) for k in positions} != names:
         return frozenset()
-    after = reached(trace, positions)
+    after = reached(trace, positions, jumps=True)
     return frozenset(
         (call.layer, call.call, operand.slot)
         for call in trace.calls

@@ -605,6 +605,9 @@ def _other_operands(
         lone = [g for g in node.given if not sheet.nodes[g].operation and not sheet.nodes[g].name and g not in agreeing]
         if not node.operation or len(lone) != 1 or sheet.formula.values[lone[0]].size < _FEWEST:
             continue
+        expected, graph = sheet.formula.values[lone[0]], candidate.graph
+        recorded = map(graph.values, graph.by_size.get(expected.size, ()))
+        has_it = any(values is not None and _equal(expected, values) for values in recorded)
         place = node.given.index(lone[0])
         for other in others:
             theirs = candidate.nodes[other]
@@ -620,6 +623,8 @@ def _other_operands(
             taken = theirs.given[place]
             while candidate.nodes[taken].operation == "detach":
                 taken = candidate.nodes[taken].given[0]
+            if candidate.nodes[taken].operation and not has_it:
+                continue  # the candidate takes no other tensor: its code has made another one of this
             text = (
                 f"{sheet.where(k)} takes {candidate.named(taken)} of the candidate, "
                 f"for {sheet.named(lone[0])} of the reference"
