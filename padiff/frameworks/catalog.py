@@ -469,6 +469,8 @@ LOOKING = frozenset((
 ))  # fmt: skip
 #: The function by which a loop asks for gradients: ``torch.autograd.grad``, ``paddle.grad``.
 GRAD = "grad"
+#: Name, in traces, of the loop's pseudo-call on the gradients that an optimizer takes.
+CONSUMED = "consumed"
 #: Functions that keep the values of their input.
 KEEPING = frozenset({"cast", "to", "contiguous", "clone", "detach"})
 _MAKING = (

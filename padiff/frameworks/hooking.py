@@ -35,6 +35,13 @@ class Handle(Protocol):
     def remove(self) -> None: ...
 
 
+def remove_all(handles: list[Handle]) -> None:
+    """Remove handles, the last one first; a handle that fails stays in the list, for another attempt."""
+    while handles:
+        handles[-1].remove()
+        handles.pop()
+
+
 #: ``before(key, layer, args, kwargs)``: called before a layer's call; the key is the one that `Hooking.on_calls` got.
 BeforeCall = Callable[[Any, Any, tuple[Any, ...], dict[str, Any]], None]
 
@@ -86,7 +93,13 @@ class FunctionListener(Protocol):
 
 
 class Hearing(Handle, Protocol):
-    """An interceptor of function calls for a listener, until it is removed. It is off at first."""
+    """An interceptor of function calls for a listener, until it is removed. It is off at first.
+
+    Attributes:
+        companions: what ends with the interception, also where a compiler ends it.
+    """
+
+    companions: list[Handle]
 
     @property
     def ends_for_compilers(self) -> bool:

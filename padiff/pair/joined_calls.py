@@ -428,7 +428,10 @@ def _joined(parts: list[Record], axis: int, call: int) -> Record:
     shape[axis] = sum(extents)
     calls = tuple((part.call, extent) for part, extent in zip(parts, extents))
     source = _Rows(tuple(part.source for part in parts), axis, axes, calls)
-    return replace(parts[0], call=call, shape=tuple(shape), source=source)
+    # Calls of a loop's later turns depend on what earlier turns gave: the whole is there after the last of them.
+    complete = max if parts[0].stage != "backward" else min
+    order = complete(part.order for part in parts)
+    return replace(parts[0], call=call, order=order, shape=tuple(shape), source=source)
 
 
 def records_by_call(

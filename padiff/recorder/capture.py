@@ -181,9 +181,8 @@ class Capture:
 
     @property
     def has_layers(self) -> bool:
-        """Return False for a dictionary of layers without any, which holds tensors alone (`padiff run`)."""
-        nodes = self._observer.watched.nodes
-        return len(nodes) > 1 or type(nodes[0].layer).__name__ not in ("ModuleDict", "LayerDict")
+        """Return False for a dictionary that holds tensors alone (`StepObserver.has_layers`)."""
+        return self._observer.has_layers
 
     @property
     def called(self) -> frozenset[str]:

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 from typing import Any, Protocol
 
 from padiff.frameworks.base import Framework
-from padiff.frameworks.hooking import Handle
+from padiff.frameworks.hooking import Handle, remove_all
 from padiff.frameworks.interception import naming_users_line
 from padiff.frameworks.losses import ClipCall, LossCall, LossObserver
 from padiff.model.nested import flatten
@@ -122,7 +122,7 @@ class Hooks:
             return
         layers = {id(node.layer): node.layer for node in self._outside_compiled(within_reach(nodes))}
         for key in [key for key in self._layers if key not in layers]:
-            _take_off(self._layers.pop(key))
+            remove_all(self._layers.pop(key))
         before, after = self._before_call, self._after_call
         for key, layer in layers.items():
             if key not in self._layers:
@@ -174,12 +174,17 @@ class Hooks:
     def on_losses(self, wanted: bool) -> None:
         """Attach (True) or detach (False) the hooks on loss functions."""
         if wanted and not self._losses:
-            handle = self._framework.hooks.on_losses(_LossHook(self))
+            handle = self._framework.hooks.on_losses(self.loss_observer)
             # The functions refer to their hooks: without this, they would keep a recording and its model alive.
             weakref.finalize(self, handle.remove)
             self._losses.append(handle)
         elif not wanted:
-            _take_off(self._losses)
+            remove_all(self._losses)
+
+    @property
+    def loss_observer(self) -> LossObserver:
+        """Return an observer that passes losses and backwards to the current step's observer."""
+        return _LossHook(self)
 
     @property
     def hears_losses(self) -> bool:
@@ -190,13 +195,13 @@ class Hooks:
         """Detach all hooks; may be called twice."""
         self.observer, self._nodes = None, ()
         for handles in self._layers.values():
-            _take_off(handles)
+            remove_all(handles)
         self._layers.clear()
         for _, handle in self._gradients.values():
             handle.remove()
         self._gradients.clear()
-        _take_off(self._others)
-        _take_off(self._losses)
+        remove_all(self._others)
+        remove_all(self._losses)
 
     # -- callbacks of hooks --------------------------------------------------------------------------------
 
@@ -302,12 +307,6 @@ class _LossHook:
 def _rivals(others: Sequence[LossObserver]) -> list[Losses]:
     hooks = [observer for observer in others if isinstance(observer, _LossHook)]
     return [losses for losses in (hook.losses for hook in hooks) if losses is not None]
-
-
-def _take_off(handles: list[Handle]) -> None:
-    while handles:
-        handles[-1].remove()  # a handle that fails stays in the list, for another attempt
-        handles.pop()
 
 
 class TrainingHistory:

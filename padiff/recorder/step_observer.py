@@ -5,10 +5,11 @@ from __future__ import annotations
 import traceback
 import weakref
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from padiff.frameworks.hooking import TRANSFORMED, RegionRecorder
+from padiff.frameworks.losses import LossObserver
 from padiff.model.nested import flatten, flatten_inputs, numbers_of
 from padiff.model.selection import Node
 from padiff.recorder.calls import Call, Calls
@@ -112,8 +113,11 @@ class StepObserver:
         self.tensors = SeenTensors(framework) if before is None else before[0]
         self.activations = Activations(records, framework, levels, self.interrupts, self.tensors, guard)
         self.tracer = Tracer(records, framework, levels, self.tensors, wanted.functions, wanted.whole)
+        #: Losses and backwards of this step that came before its tensors were known.
+        self._before: list[Callable[[LossObserver], None]] = []
         if before is not None:
-            self.tracer.waiting = before[1]
+            _, self.tracer.waiting, events = before
+            self._before = [] if self.has_layers else events
         self.calls = Calls()
         self._evaluation = EvaluationFilter(framework, self.calls, wanted.history)
         self._running = self.calls.running
@@ -134,6 +138,12 @@ class StepObserver:
         self.planning = self.functions.planning = Planning(
             framework, records, self.tracer, self.calls, self.activations
         )
+
+    @property
+    def has_layers(self) -> bool:
+        """Return False for a dictionary of layers without any, which holds tensors alone (`padiff run`)."""
+        nodes = self.watched.nodes
+        return len(nodes) > 1 or type(nodes[0].layer).__name__ not in ("ModuleDict", "LayerDict")
 
     # -- hooks on and off ---------------------------------------------------------------------------------
 
@@ -161,7 +171,19 @@ class StepObserver:
         if self._begun:
             self._hook_parameters()
         elif self.losses is not None and self.watched.chose(self.watched.nodes[0]):
+            if not self.has_layers:  # no call of a layer begins the step
+                self._begin()
+                self.hooks.on_losses(True)
+                self._catch_up()
             self.functions.enter_loop(before=True)
+
+    def _catch_up(self) -> None:
+        """Take over the losses and backwards of the step so far, from before its tensors were known."""
+        self._backward = bool(self._before)
+        for event in self._before:
+            with Tolerated():
+                event(self.hooks.loss_observer)
+        self._before.clear()
 
     def take_over(self, before: StepObserver) -> None:
         """Reuse the attached hooks of the previous step's observer."""
@@ -450,6 +472,8 @@ class StepObserver:
     def consume(self, optimizer: Any, parameters: Sequence[Any], gradients: Sequence[Any]) -> None:
         self.interrupts.raise_kept()
         self.functions.leave_loop()
+        if self.tracer.functions:
+            self.tracer.consumed(parameters, gradients)
         if self._wanted.consuming is not None:
             self._wanted.consuming(optimizer)
         if self.packing is not None:

@@ -5,16 +5,19 @@ from __future__ import annotations
 import math
 import weakref
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from padiff.dump.lock import register_fork_cleanup
 from padiff.frameworks.base import Framework
-from padiff.frameworks.catalog import KEEPING
+from padiff.frameworks.catalog import CONSUMED, KEEPING
 from padiff.frameworks.hooking import Hearing
+from padiff.frameworks.losses import LossObserver
 from padiff.model.nested import flatten, flatten_inputs, flatten_named
 from padiff.model.selection import Node
 from padiff.recorder.calls import CHOOSING, Call, Seen, picked, plain_arguments, seen
@@ -36,6 +39,8 @@ _Operands = tuple[Any, ...]
 MOST = 5000
 # Maximum number of calls that wait before the model's first call, and number of elements of the tensors that they copy.
 _MOST_WAITING, _MOST_ELEMENTS = 1000, 1 << 24
+# Maximum number of losses and backwards that wait before the model is known: a step has a few.
+_MOST_EVENTS = 100
 # Maximum number of calls before the model's first call of which anything is copied: less than two seconds.
 _MOST_HEARD = 20_000
 # Number of the loop's pseudo-call in the trace: before the model's first call of a step and after a backward, and after
@@ -109,6 +114,11 @@ class Tracer:
         self.waiting: list[Ended] = []
         self._waiting_elements = self._heard = 0
         self._parameters: dict[int, str] = {}
+        self._shapes: frozenset[tuple[int, ...]] = frozenset()
+        #: Numbers of the tensors that functions have returned.
+        self._returned: set[int] = set()
+        #: True after the step's first backward.
+        self.has_learned = False
         #: By path of a layer, the functions that are heard in a step that traces no others: those that choose, in
         #: layers whose code hands on places. Values alone lead to no other rows.
         self.choosing = {path: names for path, names in records.known.choosing.items() if any(names.values())}
@@ -122,6 +132,24 @@ class Tracer:
             for slot, tensor, role in owned(node.layer)
             if role == "parameter"
         }
+        shape = self._framework.tensors.shape
+        self._shapes = frozenset(tuple(shape(t)) for node in nodes for _, t, _ in owned(node.layer))
+
+        for made in self.waiting:  # calls from before the parameters were known
+            self._name_parameters(made)
+
+    def _name_parameters(self, made: Ended) -> None:
+        """Replace a waiting call by one that refers to its parameters by name."""
+        names = [self._parameters.get(id(entry.alive())) for _, entry in made.begun.inputs]
+        if not any(names):
+            return
+        inputs = tuple([item for item, name in zip(made.begun.inputs, names) if name is None])
+        owned = (*made.begun.parameters, *(name for name in names if name is not None))
+        renamed = made._replace(begun=made.begun._replace(inputs=inputs, parameters=owned))
+        self.waiting[made.place] = renamed
+        for _, entry in made.outputs:
+            if entry.maker is made:
+                entry.maker = renamed
 
     # -- layers --------------------------------------------------------------------------------------------
 
@@ -347,7 +375,7 @@ class Tracer:
                     choice = self._choice(begun, before, result)
             outputs = tuple(
                 [
-                    (slot, self._taken(tensor, level, inside, False, chosen))
+                    (slot, self._taken(tensor, level, inside, self._may_be_gradient(tensor, inside), chosen))
                     for slot, tensor in flatten(result, "output", self._is_tensor)
                 ]
             )
@@ -369,6 +397,7 @@ class Tracer:
         for _, entry in (*begun.inputs, *outputs):
             if entry.number < 0:
                 self._give_number(entry)
+        self._returned.update(entry.number for _, entry in outputs)
         traced = TracedCall(
             path,
             inside.number,
@@ -408,6 +437,7 @@ class Tracer:
         except Exception as error:
             _let_go(error)
             return
+        self.has_learned = self.has_learned or name == "backward"
         if number < 0:
             return
         if self.functions:
@@ -415,6 +445,47 @@ class Tracer:
         key = LOOP, 0, name, True
         nth, self._nth[key] = self._nth[key], self._nth[key] + 1
         self._calls.append((True, TracedCall(LOOP, 0, name, nth, (Operand("loss", number),))))
+
+    def consumed(self, parameters: Sequence[Any], gradients: Sequence[Any]) -> None:
+        """Add a pseudo-call on the gradients that an optimizer takes and that the loop has computed itself, with what
+        computed them: clipping, projections and norms that are written by hand.
+        """
+        try:
+            operands = []
+            for parameter, gradient in zip(parameters, gradients):
+                name = self._parameters.get(id(parameter))
+                entry = None if name is None or gradient is None else self._computed(gradient)
+                if name is not None and entry is not None:
+                    if entry.number < 0:
+                        self._enter(entry, gradient, FULL)
+                    operands.append(Operand(name, entry.number))
+        except Exception as error:
+            _let_go(error)
+            return
+        if operands:
+            key = LOOP, 0, CONSUMED, True
+            nth, self._nth[key] = self._nth[key], self._nth[key] + 1
+            self._calls.append((True, TracedCall(LOOP, 0, CONSUMED, nth, tuple(operands))))
+
+    def _computed(self, gradient: Any) -> SeenTensor | None:
+        """Return the entry of a gradient that a waiting call has computed; `None` if there is none.
+
+        Paddle gives each reader of a gradient a tensor of its own: then the values tell.
+        """
+        entry = self._tensors.lookup(gradient)
+        if entry.maker is not None or entry.number in self._returned:
+            return entry
+        shape = tuple(self._framework.tensors.shape(gradient))
+        written = [
+            (each, each.best.source)
+            for made in self.waiting
+            for _, each in (*made.outputs, *(made.begun.inputs[-1:] if made.begun.name == "copy" else ()))
+            if each.best is not None and tuple(each.best.shape) == shape and each.best.level == FULL
+        ]
+        if not written:
+            return None
+        values = self._records.copier.copy(gradient)
+        return next((each for each, source in reversed(written) if np.array_equal(source.read(), values)), None)
 
     def _keep_choices(self, loss: int) -> None:
         """Drop the choices of the loop that a loss does not depend on: those of metrics."""
@@ -481,6 +552,12 @@ class Tracer:
             else:
                 entry.skipped = TracedSite(self._framework.tensors.dtype(tensor), (), False)
         return entry
+
+    def _may_be_gradient(self, tensor: Any, inside: Call) -> bool:
+        """Return True if what a call of the loop gives after a backward may become the gradient of a parameter."""
+        if not self.has_learned or not _before(inside):
+            return False
+        return tuple(self._framework.tensors.shape(tensor)) in self._shapes
 
     def _enter(self, entry: SeenTensor, tensor: Any, level: str, whole: bool = False) -> None:
         """Assign the next number to a tensor, and copy the tensor if it has no copy yet.
@@ -672,8 +749,31 @@ class Functions:
                 self.planning.abandon()
 
 
+class _LossEvents:
+    """A `LossObserver` that keeps what it is told of, for another one that comes later.
+
+    Attributes:
+        guard: handler of errors.
+        waiting: the losses and backwards, in their order, each as a function of the other observer. They keep the
+            tensors alive; an optimizer's first step ends this.
+    """
+
+    def __init__(self, guard: Guard) -> None:
+        self.guard = guard
+        self.waiting: list[Callable[[LossObserver], None]] = []
+
+    def is_listening(self) -> bool:
+        """Return True while few losses and backwards have come."""
+        return not COPYING.now and len(self.waiting) < _MOST_EVENTS
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        return lambda *arguments: self.waiting.append(lambda observer: getattr(observer, name)(*arguments))
+
+
 class Prelude:
-    """Listener to the functions of a loop whose model is not known yet; the first step's trace takes what it needs."""
+    """Listener to a loop whose model is not known yet: the first step takes what it needs of the functions, and the
+    losses and backwards of tensors that belong to no layer.
+    """
 
     def __init__(self, framework: Framework, guard: Guard) -> None:
         self.guard, self.only, self._transforming = guard, None, framework.hooks.transforming
@@ -681,8 +781,10 @@ class Prelude:
         records = RecordBuffer(Copier(framework))
         self._tracer = Tracer(records, framework, EVERYTHING, self._tensors, functions=True)
         self._loop = Call(Node(LOOP, None), _BEFORE, True, False)
+        self._events: Any = _LossEvents(guard)
         self._hearing: Hearing | None = framework.hooks.hear_functions(self)
         if self._hearing.ends_for_compilers:
+            self._hearing.companions.append(framework.hooks.on_losses(self._events))
             self._hearing.listen_outside(True)
         register_fork_cleanup(self)
 
@@ -698,10 +800,12 @@ class Prelude:
         """Handle the output of a function call."""
         self._tracer.function_ended(begun, output)
 
-    def hand_over(self) -> tuple[SeenTensors, list[Ended]]:
-        """Stop listening, and return the tensors and the calls so far."""
+    def hand_over(self) -> tuple[SeenTensors, list[Ended], list[Callable[[LossObserver], None]]]:
+        """Stop listening, and return the tensors, the calls, and the losses and backwards so far."""
         self.remove()
-        return self._tensors, self._tracer.waiting
+        events = self._events.waiting
+        self._events.waiting = []
+        return self._tensors, self._tracer.waiting, events
 
     def remove(self) -> None:
         """Stop listening."""

@@ -612,6 +612,39 @@ def test_a_loop_of_each_kind_is_recorded_from_its_first_step(framework, kind):
         assert len({site.partition("#")[0] for site in updated if "learning_rate" not in site}) == len(trained)
 
 
+TENSORS = """
+import numpy as np
+rng = np.random.RandomState(0)
+def tensor(a):
+    return torch.tensor(a, requires_grad=True) if "torch" in globals() else paddle.to_tensor(a, stop_gradient=False)
+left, right = (tensor(rng.randn(5, 3).astype("float32")) for _ in range(2))
+optimizer = sgd([left, right])
+for i in range(4):
+    loss = F.softplus(left * right).sum()
+    if {further}:
+        loss = loss + F.mse_loss(left, right.detach())
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    show(loss)
+"""
+
+
+@pytest.mark.parametrize("framework", ["torch", "paddle"])
+def test_a_loop_over_tensors_without_a_layer_is_recorded_with_its_losses(framework):
+    for name, further in (("a", False), ("b", True)):
+        Path("train.py").write_text(HEAD[framework] + TENSORS.replace("{further}", str(further)))
+        recorded = run("--dir", name, "train.py")
+        losses = [float.fromhex(line) for line in recorded.stdout.split()]
+        opened = padiff.open_run(name)
+        records = [r for number in opened.numbers() for step in opened.steps(number) for r in step.records]
+        assert [float(r.value) for r in records if r.slot == "loss"] == losses, recorded.stderr
+        assert sum("mse_loss" in r.slot for r in records) == (12 if further else 0)
+        assert opened.info.settings.get("loss.function", "mse_loss") == "mse_loss"
+    first = padiff.compare_runs("a", "b").first_diff
+    assert (first.step, first.stage, first.cause.proven) == (0, "loss", True), first.message
+
+
 # Of an earlier fold nothing is alive.
 FOLDS = """
 import gc, weakref

@@ -1189,3 +1189,144 @@ def test_exchanged_inputs_and_gradients_of_the_same_step_are_named(tmp_path):
     clean, fault = compared(tmp_path / "climbing", climbing, "reference", "clean", "fault", steps=2)
     assert clean.passed, clean.first_diff.message
     assert cause_of(fault).proven and "2 of 2 backwards of this step" in cause_of(fault).sentence
+
+
+# -- a recurrence with one layer for the input and the state -------------------------------------------------------
+
+
+class Forecaster(nn.Module):
+    """A recurrence of linear layers; one author calls the heads in each turn, the other once, on all states."""
+
+    def __init__(self, way):
+        super().__init__()
+        self.way = way
+        self.gates, self.fresh, self.place, self.spread = (
+            nn.Linear(n, m) for n, m in ((9, 12), (9, 6), (6, 1), (6, 1))
+        )
+
+    def forward(self, series):
+        scale = series.abs().mean(1) + 1
+        z, h, states, heads = series / scale[:, None], torch.zeros(len(series), 6), [], []
+        for t in range(series.shape[1]):
+            r, u = self.gates(torch.cat([z[:, t], h], 1)).sigmoid().chunk(2, 1)
+            fresh = self.fresh(torch.cat([z[:, t], r * h], 1)).tanh()
+            h = (1 - u) * h + u * fresh if self.way == "gate" else u * h + (1 - u) * fresh
+            states.append(h)
+            if self.way == "reference":
+                heads.append(torch.cat([self.place(h), f.softplus(self.spread(h))], 1))
+        if self.way == "reference":
+            place, spread = torch.stack(heads, 1).unbind(2)
+        else:
+            states = torch.stack(states, 1)
+            place, spread = self.place(states).squeeze(2), f.softplus(self.spread(states)).squeeze(2)
+        scale = scale.mean(1, keepdim=True)
+        return place * scale, spread if self.way == "scale" else spread * scale
+
+
+def forecasts(way):
+    model = Forecaster(way)
+
+    def loss(rng):
+        series = tensor(rng, 5, 6, 3)
+        place, spread = model(series)
+        return (((series[..., 0] - place) / spread) ** 2 + spread.log()).mean()
+
+    return descent(model, loss)
+
+
+def test_a_recurrence_differs_first_in_the_turn_that_differs(tmp_path):
+    clean, gate = compared(tmp_path, forecasts, "reference", "clean", "gate")
+    assert clean.passed, clean.first_diff.message
+    # The heads, which one author calls after all turns, come later.
+    assert placed(gate) == (0, "forward", "gates") and "(call 1)" in gate.first_diff.message
+    assert cause_of(gate).lines.map(lambda line: line.code.strip()).candidate.startswith("h = (1 - u) * h")
+    assert "takes" in cause_of(gate).sentence and "sign" not in cause_of(gate).sentence
+
+
+def test_a_factor_that_the_candidate_computes_and_does_not_use_is_not_the_fault_itself(tmp_path):
+    (scale,) = compared(tmp_path, forecasts, "reference", "scale")
+    assert placed(scale)[:2] == (0, "forward")
+    # With a mean of zero the scale were 1, and the output the candidate's: but the candidate has the mean.
+    assert "not added" not in cause_of(scale).sentence, cause_of(scale).sentence
+    assert "scale" in cause_of(scale).sentence
+
+
+# -- gradients that the loop computes after the backward -----------------------------------------------------------
+
+
+def merged_tasks(way):
+    """Gradients of two tasks, of which one author takes them from the parameters, the other asks for them."""
+    model = nn.Linear(6, 4)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    rng = yield model, optimizer
+    while True:
+        y = model(tensor(rng, 8, 6))
+        tasks, grads = [y[:, :2].square().mean(), y[:, 1:].tanh().sum(1).mean()], []
+        for task in tasks:
+            if way == "reference":
+                optimizer.zero_grad()
+                task.backward(retain_graph=True)
+                grads.append(torch.cat([p.grad.flatten().clone() for p in model.parameters()]))
+            else:
+                asked = torch.autograd.grad(task, [*model.parameters()], retain_graph=True)
+                grads.append(torch.cat([g.reshape(-1) for g in asked]))
+        projected = []
+        for grad, other in (grads, grads[::-1]):
+            dot = torch.dot(grad, other)
+            size = other.norm() if way == "norm" else other.square().sum()
+            projected.append(grad - dot / size * other)
+        both = torch.stack(projected).mean(0) if way == "mean" else torch.stack(projected).sum(0)
+        weight, bias = both.split([24, 4])
+        model.weight.grad, model.bias.grad = weight.view(4, 6).clone(), bias.clone()
+        optimizer.step()
+        rng = yield sum(tasks)
+
+
+def test_what_a_loop_computes_of_gradients_is_read_from_its_code(tmp_path):
+    clean, mean, norm = compared(tmp_path, merged_tasks, "reference", "clean", "mean", "norm")
+    assert clean.passed, clean.first_diff.message
+    for report, words in ((mean, "the mean for the reference's sum"), (norm, "other code")):
+        assert placed(report)[1] == "grad"
+        assert words in cause_of(report).sentence, cause_of(report).sentence
+    assert cause_of(mean).proven and "mean(0) if way" in cause_of(mean).lines.candidate.code
+
+
+@pytest.mark.parametrize("kit", [torch, paddle], ids=["torch", "paddle"])
+@pytest.mark.parametrize("written", ["in place", "anew"])
+def test_gradients_that_are_written_by_hand_are_traced(kit, written, tmp_path):
+    model = kit.nn.Linear(3, 2)
+    if kit is torch:
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    else:
+        optimizer = paddle.optimizer.SGD(0.1, parameters=model.parameters())
+    with padiff.record(model, tmp_path / "run", optimizer=optimizer) as rec:
+        model(kit.ones([4, 3])).square().mean().backward()
+        with kit.no_grad():
+            for p in model.parameters():
+                if written == "anew":
+                    p.grad = p.grad / (p.grad.norm() + 1e-8)
+                elif kit is torch:
+                    p.grad /= p.grad.norm() + 1e-8
+                else:
+                    p.grad.set_value(p.grad / (p.grad.norm() + 1e-8))
+        optimizer.step()
+        rec.try_dump()
+    (step,) = padiff.open_run(tmp_path / "run").steps(0)
+    (consumed,) = (call for call in step.trace.calls if call.function == "consumed")
+    assert [operand.slot for operand in consumed.inputs] == ["(root)/weight", "(root)/bias"]
+    taken = {record.slot: record.value for record in step.records if record.stage == "grad"}
+    for operand in consumed.inputs:
+        np.testing.assert_array_equal(step.trace.tensors[operand.tensor].source.read(), taken[operand.slot[7:]])
+        assert any(operand.tensor in {o.tensor for o in c.outputs} for c in step.trace.calls if c.function == "div")
+
+
+def test_gradients_that_a_function_of_the_framework_clips_are_not_traced(tmp_path):
+    model = nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with padiff.record(model, tmp_path / "run", optimizer=optimizer) as rec:
+        model(torch.ones(4, 3)).square().mean().backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+        optimizer.step()
+        rec.try_dump()
+    (step,) = padiff.open_run(tmp_path / "run").steps(0)
+    assert not any(call.function == "consumed" for call in step.trace.calls)

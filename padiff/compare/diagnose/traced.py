@@ -58,6 +58,9 @@ class Relation(Enum):
 # Relative error from which two tensors differ, whatever the policy. Judging takes milliseconds for each pair.
 _APART = 0.5
 
+# Largest difference of values that agree, as a share of the largest value.
+_SAME_VALUES = 1e-4
+
 
 class Graph:
     """The calls of a trace, indexed by the tensors that the calls return.
@@ -112,6 +115,16 @@ class Graph:
             return None if source is None or source.sketched else np.asarray(source.read())
         except PadiffError:
             return None
+
+    def holds(self, expected: np.ndarray) -> bool:
+        """Return True if a tensor of the trace has these values, in whatever shape."""
+        near = _SAME_VALUES * np.max(np.abs(expected), initial=0.0)
+        for number, traced in enumerate(self.trace.tensors):
+            if math.prod(traced.shape) == expected.size:
+                values = self.values(number)
+                if values is not None and np.allclose(values.ravel(), expected.ravel(), rtol=0, atol=near):
+                    return True
+        return False
 
     def scalar(self, tensor: int) -> float:
         """Return the value of a tensor of one number; NaN if the value was not kept."""

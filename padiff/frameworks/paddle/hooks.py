@@ -28,6 +28,7 @@ from padiff.frameworks.hooking import (
     OnGradient,
     Replaced,
     breadth_first,
+    remove_all,
 )
 from padiff.frameworks.interception import DirectCalls, InterceptedCall, Interception, OutermostCalls
 from padiff.frameworks.losses import ROLES, ClipCall, Function, LossCalls, LossObserver, clip_by_norm, clip_by_value
@@ -133,8 +134,9 @@ class FunctionTracing:
         #: `on`: calls go to the listener. `inside`: a function is running; calls that it makes are not intercepted.
         self.on = self.inside = False
         self.ends_for_compilers = True
+        self.companions: list[Handle] = []
         self.thread = threading.get_ident()
-        self._listening: list[Interception] = []
+        self._listening: list[Handle] = []
         try:
             for owner, attribute, common in _functions():
                 if listener.only is None or common in listener.only:
@@ -152,9 +154,8 @@ class FunctionTracing:
 
     def remove(self) -> None:
         self.on = False
-        while self._listening:
-            self._listening[-1].remove()
-            self._listening.pop()
+        remove_all(self.companions)
+        remove_all(self._listening)
 
 
 class _Function:

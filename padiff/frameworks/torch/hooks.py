@@ -17,7 +17,16 @@ from torch.nn.modules import module as module_hooks
 from torch.overrides import TorchFunctionMode
 
 from padiff.frameworks.catalog import common_name, heard_name, parameters_of
-from padiff.frameworks.hooking import FunctionListener, Handle, HookEntry, OnCall, OnGradient, Replaced, breadth_first
+from padiff.frameworks.hooking import (
+    FunctionListener,
+    Handle,
+    HookEntry,
+    OnCall,
+    OnGradient,
+    Replaced,
+    breadth_first,
+    remove_all,
+)
 from padiff.frameworks.interception import InterceptedCall, Interception, Listener
 from padiff.frameworks.losses import ROLES, ClipCall, Function, LossCalls, LossObserver, clip_by_norm, clip_by_value
 from padiff.frameworks.torch.calls import OWN_CLASSES, building, call_aside, is_compiling
@@ -109,6 +118,7 @@ class FunctionTracing:
     def __init__(self, listener: FunctionListener) -> None:
         self._mode: _TracingMode | None = None if _has_compiled() else _TracingMode(listener)
         self.guard = listener.guard
+        self.companions: list[Handle] = []
         #: `_on`: calls go to the listener. `_over`: a compilation has ended the interception for good. `_left`: the
         #: mode is still on the stack although `_on` is False.
         self._on = self._over = self._left = False
@@ -163,6 +173,7 @@ class FunctionTracing:
 
     def remove(self) -> None:
         self._leave_modules()
+        remove_all(self.companions)
         mode = self._mode
         if mode is not None and threading.get_ident() == self._thread:
             mode.muted = True
@@ -179,6 +190,7 @@ class FunctionTracing:
     def stop(self) -> None:
         """End the interception for good."""
         self._leave_modules()
+        remove_all(self.companions)
         is_active = self._on or self._left
         if is_active and self._mode is not None and threading.get_ident() == self._thread:
             self._mode.muted = True

@@ -778,8 +778,22 @@ def _text(sheet: FormulaView, candidate: FormulaView, own: Sequence[int], others
         and names[0][-1].how == names[1][0].how
     ):
         return f"the candidate leaves out {_calls_text([*calls[0]][:-1])}, before {[*calls[0]][-1]}"
+    if len(own) == len(others) == 1 and operations[0] == operations[1]:
+        taken, theirs = (
+            _other_names(candidate, others[0], sheet, own[0]),
+            _other_names(sheet, own[0], candidate, others[0]),
+        )
+        if taken and theirs and taken != theirs:
+            return f"{sheet.where(own[0])} takes {taken} of the candidate, for {theirs} of the reference"
     texts = [_calls_text(list(side)) for side in calls]
     return f"the candidate calls {texts[1]}, where the reference calls {texts[0]}"
+
+
+def _other_names(view: FormulaView, k: int, partner: FormulaView, partner_node: int) -> str:
+    """Return the names of a call's operands that are none of the partner's call."""
+    values = [partner.formula.values[g] for g in partner.nodes[partner_node].given]
+    operands = (g for g in view.nodes[k].given if not any(_equal(view.formula.values[g], value) for value in values))
+    return " and ".join(dict.fromkeys(view.named(g) for g in operands))
 
 
 def _calls_text(calls: list[str]) -> str:

@@ -347,7 +347,7 @@ def hypotheses(scene: DiffContext) -> Iterator[Hypothesis]:
             makers = [partial(_of_calls, make) for make in makers]
         trials += tried(case, reference, makers, target, False)
     if candidate is not None:
-        trials = [_as_written(trial, candidate) for trial in trials]
+        trials = [_if_undone(_as_written(trial, candidate), candidate) for trial in trials]
         target = Target(case.sides.reference, candidate.shape(candidate.formula.end), case.looks.candidate)
         written_there = partial(read_numbers, other=place.graphs.reference, surplus=True)
         of_reference = replace(case, noise=noises.reference)
@@ -371,6 +371,20 @@ def _as_written(trial: Found, candidate: FormulaView) -> Found:
     forms = [form for value in values for form in _forms(value)]
     written = put == left_out or any(math.isclose(put, form, rel_tol=1e-3, abs_tol=1e-12) for form in forms)
     return trial if written else replace(trial, edit=replace(edit, telling=False))
+
+
+def _if_undone(trial: Found, candidate: FormulaView) -> Found:
+    """Return an edit of one tensor, as telling only if the candidate's code gives what the edit makes, or has not the
+    tensor as it is: a call that the candidate makes rightly, and uses elsewhere, is not its fault.
+    """
+    at = next(iter(trial.edit.changes), -1)
+    if not trial.edit.telling or len(trial.edit.changes) != 1 or trial.edit.other >= 0 or not trial.sheet.is_float(at):
+        return trial
+    unedited, edited = trial.sheet.formula.values[at], trial.sheet.formula.changed(trial.edit.changes, at)
+    if edited is None or unedited.size < 2 or np.ptp(unedited) == 0 or candidate.equal(edited) is not None:
+        return trial
+    is_held = candidate.graph.holds(unedited)
+    return replace(trial, edit=replace(trial.edit, telling=False)) if is_held else trial
 
 
 def _forms(value: float) -> Iterator[float]:

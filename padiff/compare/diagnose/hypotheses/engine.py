@@ -70,7 +70,9 @@ GROUPS: Mapping[str, tuple[Group, ...]] = {
     ),
     "grad": (
         missing_gradient.one_sided,
+        loss_code.gradient_hypotheses,
         clipping.hypotheses,
+        loss_code.gradient_code,
         loss_code.hypotheses,
         gradients.hypotheses,
         missing_gradient.detach_causes,

@@ -49,15 +49,24 @@ from padiff.compare.diagnose.computing.loss_terms import (
 )
 from padiff.compare.diagnose.computing.operation_edits import of_all_turns, other_operations
 from padiff.compare.diagnose.computing.writer import Writer
+from padiff.compare.diagnose.hypotheses import clipping, code_edits, gradients
 from padiff.compare.diagnose.hypotheses.code_edits import Case, Found, Maker, named, reported, tried
 from padiff.compare.diagnose.hypotheses.diff_context import DiffContext, PairPlace, place_of, whole_of
-from padiff.compare.diagnose.hypotheses.hypothesis import CLOSE, NEAR, Hypothesis, Prediction, explains, weigh
+from padiff.compare.diagnose.hypotheses.hypothesis import (
+    CLOSE,
+    NEAR,
+    Hypothesis,
+    Prediction,
+    explains,
+    is_likely,
+    weigh,
+)
 from padiff.compare.diagnose.hypotheses.outputs import noise_level, root
-from padiff.compare.diagnose.place import graphs_of
+from padiff.compare.diagnose.place import Place, graphs_of
 from padiff.compare.diagnose.traced import Graph
 from padiff.compare.judge.drift import was_excused
 from padiff.errors import PadiffError
-from padiff.frameworks.catalog import GRAD, is_loss
+from padiff.frameworks.catalog import CONSUMED, GRAD, is_loss
 from padiff.pair.joined_calls import calls_of
 from padiff.records import LOOP, ROOT, Both, Cause, Pair, Record, RunInfo, Step
 from padiff.system.frames import Frame
@@ -152,7 +161,9 @@ def hypotheses(scene: DiffContext) -> Iterator[Hypothesis]:
     if scene.stage == "forward" and not _is_loss(scene.diff.pair, graphs):
         return
     paired = _paired_outputs(scene, graphs)
-    parameters = [*_parameters(scene, graphs)] if scene.stage == "grad" else []
+    # Of a loop over tensors of no layer, the parameters are all that the loss begins at.
+    bare = not any(not call.function for graph in graphs for call in graph.trace.calls)
+    parameters = [*_parameters(scene, graphs)] if bare or scene.stage == "grad" else []
     other_loss = _other_loss(scene, graphs) if scene.stage == "grad" else None
     turn = turn if other_loss is None else other_loss
     if (
@@ -265,6 +276,61 @@ def hypotheses(scene: DiffContext) -> Iterator[Hypothesis]:
             if explains(weigh(by_terms.predict()), by_terms):
                 return
     yield from reported(case, trials)
+
+
+def gradient_hypotheses(scene: DiffContext) -> Iterator[Hypothesis]:
+    """Yield hypotheses on what both loops compute of a gradient after the backward: clipping, norms, projections.
+
+    A line computes all gradients: where some agree, an edit that fits one tensor proves nothing.
+    """
+    place = _after_backward(scene)
+    if place is not None and not _some_agree(scene):
+        yield from code_edits.hypotheses(replace(scene, place=place))
+
+
+def gradient_code(scene: DiffContext) -> Iterator[Cause]:
+    """Yield what both loops compute of a gradient after the backward, if the code differs: that of the step, or of the
+    last step before whose code is known, where the difference may be within its limit.
+    """
+    rivals = chain(clipping.hypotheses(scene), gradients.hypotheses(scene)) if _some_agree(scene) else ()
+    # Of a ratio, a reason follows a colon.
+    reasons = (
+        each
+        for each in rivals
+        if isinstance(each, Hypothesis) and (each.kind != "gradient_scale" or ":" in each.sentence)
+    )
+    if any(is_likely(weigh(each.predict()), each) for each in reasons):
+        return
+    for number in [number for number in scene.numbers if number <= scene.number][::-1][: _TRACED + 1]:
+        pair = replace(scene.diff.pair, step=number)
+        here = replace(scene, diff=replace(scene.diff, pair=pair))
+        place = _after_backward(here)
+        cause = None if place is None else code_cause(here, place.ends)
+        if cause is not None:
+            yield cause
+
+
+def _some_agree(scene: DiffContext) -> bool:
+    return any(diff.passed for diff in scene.diffs("grad"))
+
+
+def _after_backward(scene: DiffContext) -> Place | None:
+    """Return the place of a gradient that both loops have computed themselves; `None` of another gradient."""
+    steps = scene.sides(scene.number)
+    if steps is None or not all(step.trace.functions for step in steps):
+        return None
+    graphs = graphs_of(steps, scene.runs.map(lambda run: run.info))
+    reference, candidate = (_consumed(graph, record) for graph, record in zip(graphs, scene.diff.pair.sides))
+    if reference is None or candidate is None:
+        return None
+    return Place(scene.diff, graphs=graphs, ends=Both(reference, candidate))
+
+
+def _consumed(graph: Graph, record: Record | None) -> int | None:
+    """Return the tensor that the optimizer takes as a parameter's gradient; `None` if the loop has not computed it."""
+    name = None if record is None else f"{record.layer}/{record.slot}"
+    calls = (call for call in graph.trace.calls if (call.layer, call.function) == (LOOP, CONSUMED))
+    return next((operand.tensor for call in calls for operand in call.inputs if operand.slot == name), None)
 
 
 def code_cause(scene: DiffContext, ends: Both[int] | None = None) -> Cause | None:
