@@ -135,20 +135,20 @@ class Tracer:
         shape = self._framework.tensors.shape
         self._shapes = frozenset(tuple(shape(t)) for node in nodes for _, t, _ in owned(node.layer))
 
-        for made in self.waiting:  # calls from before the parameters were known
-            self._name_parameters(made)
+        for ended in self.waiting:  # calls from before the parameters were known
+            self._name_parameters(ended)
 
-    def _name_parameters(self, made: Ended) -> None:
+    def _name_parameters(self, ended: Ended) -> None:
         """Replace a waiting call by one that refers to its parameters by name."""
-        names = [self._parameters.get(id(entry.alive())) for _, entry in made.begun.inputs]
+        names = [self._parameters.get(id(entry.alive())) for _, entry in ended.begun.inputs]
         if not any(names):
             return
-        inputs = tuple([item for item, name in zip(made.begun.inputs, names) if name is None])
-        owned = (*made.begun.parameters, *(name for name in names if name is not None))
-        renamed = made._replace(begun=made.begun._replace(inputs=inputs, parameters=owned))
-        self.waiting[made.place] = renamed
-        for _, entry in made.outputs:
-            if entry.maker is made:
+        inputs = tuple([item for item, name in zip(ended.begun.inputs, names) if name is None])
+        owned = (*ended.begun.parameters, *(name for name in names if name is not None))
+        renamed = ended._replace(begun=ended.begun._replace(inputs=inputs, parameters=owned))
+        self.waiting[ended.place] = renamed
+        for _, entry in ended.outputs:
+            if entry.maker is ended:
                 entry.maker = renamed
 
     # -- layers --------------------------------------------------------------------------------------------

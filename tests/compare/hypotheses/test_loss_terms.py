@@ -158,7 +158,7 @@ FAULTS = {
     ),
     "no mean over samples": (
         OF_LATENTS, elbo(0.1), elbo(0.1, lambda k: k.sum()), "reduction",
-        "is not divided by the 16 samples of the batch",
+        "is the sum for the mean: it is not divided by the 16 samples of the batch",
     ),
     "a term left out": (OF_LATENTS, elbo(0.4), elbo(0.0), "loss_term", "0 for the reference's 0.4|does not add"),
     "one half of a symmetric loss": (

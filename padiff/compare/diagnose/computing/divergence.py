@@ -380,7 +380,10 @@ def divergences(sheet: FormulaView, candidate: FormulaView) -> Iterator[Edit]:
         sheet: the reference's formula.
         candidate: the candidate's formula of the same tensor.
     """
-    by_calls = _by_calls(sheet, candidate, False) or _by_calls(sheet, candidate, True)
+    by_calls = _by_calls(sheet, candidate, False)
+    if by_calls is None:
+        by_calls = _by_calls(sheet, candidate, True)
+        by_calls = by_calls if by_calls is not None and by_calls.kind in _NAMED.values() else None
     if by_calls is not None:
         yield by_calls
         return

@@ -340,10 +340,10 @@ class _Scale:
     def divisor(self) -> float:
         return self.count / math.prod(self.factors)
 
-    def is_like(self, other: _Scale) -> bool:
+    def is_like(self, partner: _Scale) -> bool:
         """Return True if another scale has the same numbers."""
-        scales = [[each.count, *sorted(each.factors)] for each in (self, other)]
-        return len(self.factors) == len(other.factors) and all(
+        scales = [[each.count, *sorted(each.factors)] for each in (self, partner)]
+        return len(self.factors) == len(partner.factors) and all(
             math.isclose(*pair, rel_tol=1e-6) for pair in zip(*scales)
         )
 
@@ -423,14 +423,11 @@ def _counted(
             divisors = candidate.count / weights[0], reference.count / weights[1]
             ends = candidate.divisor_text(divisors[0]), reference.divisor_text(divisors[1])
             # A mean divides by the number of all places, not by another one such as that of the labels which count.
-            is_mean = any(each.startswith("all ") for each in ends)
-            values = Both("mean", "sum") if is_mean else unknown
+            values = Both("mean", "sum") if any(each.startswith("all ") for each in ends) else unknown
             if divisors[0] == 1.0:
                 text = f"{{term}} is the sum for the mean: it is not divided by {ends[1]}"
-                text = text if is_mean else f"{{term}} is not divided by {ends[1]}"
             elif divisors[1] == 1.0:
                 text, values = f"{{term}} is the mean for the sum: it is divided by {ends[0]}", values.swapped()
-                text = text if is_mean else f"{{term}} is divided by {ends[0]}"
             else:
                 text, values = f"{{term}} is divided by {ends[0]}, in the reference by {ends[1]}", unknown
             return "reduction", text + sign, unknown if sign else values

@@ -381,7 +381,7 @@ def _if_undone(trial: Found, candidate: FormulaView) -> Found:
     if not trial.edit.telling or len(trial.edit.changes) != 1 or trial.edit.other >= 0 or not trial.sheet.is_float(at):
         return trial
     unedited, edited = trial.sheet.formula.values[at], trial.sheet.formula.changed(trial.edit.changes, at)
-    if edited is None or unedited.size < 2 or np.ptp(unedited) == 0 or candidate.equal(edited) is not None:
+    if edited is None or unedited.size < 2 or np.ptp(unedited) == 0 or candidate.equal(edited):
         return trial
     is_held = candidate.graph.holds(unedited)
     return replace(trial, edit=replace(trial.edit, telling=False)) if is_held else trial
