@@ -1101,6 +1101,10 @@ def _item(node: ast.expr, number: int) -> ast.expr | None:
     return None
 
 
+#: The script that runs: once it is over, python has forgotten its file.
+_SCRIPT: str | None = getattr(sys.modules.get("__main__"), "__file__", None)
+
+
 def _files(layers: Iterable[Built]) -> list[str]:
     """Return the files of the user's code: those of the layers' classes, of the call stack, and beside the script."""
     files = dict.fromkeys(layer.file for layer in layers)
@@ -1108,8 +1112,7 @@ def _files(layers: Iterable[Built]) -> list[str]:
     while frame is not None:
         files[frame.f_code.co_filename] = None
         frame = frame.f_back  # type: ignore[assignment]
-    # Once a script is over, python has forgotten its file.
-    script = getattr(sys.modules.get("__main__"), "__file__", None) or (sys.argv[0] if sys.argv else "")
+    script = getattr(sys.modules.get("__main__"), "__file__", None) or _SCRIPT
     if script and is_users(os.path.abspath(script)):
         folder = os.path.join(os.path.dirname(os.path.abspath(script)), "")
         files[os.path.abspath(script)] = None
