@@ -391,7 +391,10 @@ def compare_step(steps: Both[Sequence[Step]], plan: ComparisonPlan, before: Befo
             again = with_row_orders(judged, rank.reference, measure)
             rank_diffs = rank_diffs if again is None else again
             judged = judged if again is None else plan.policy.judge(with_floors(again, steps), before.drift)
-            forms = input_forms(judged, rank.reference.trace)
+            try:
+                forms = input_forms(judged, rank.reference.trace)
+            except PadiffError:
+                forms = {}  # the trace is damaged; the figures stay valid
             if forms:
                 drift_before = replace(before.drift, forms={**before.drift.forms, **forms})
                 judged = plan.policy.judge(with_floors(rank_diffs, steps), drift_before)

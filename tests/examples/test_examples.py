@@ -30,7 +30,7 @@ FOUND = {
     "lightning": ["stopped after 1 of 10 steps", "weight decay is 0.1 in the candidate for the reference's 0.01"],
     "hapi": ["running statistics take 0.9 of each batch's, the reference's 0.1"],
     "two_environments": ["step 0, stage forward, layer 2 (GELU)", "approximate none against tanh"],
-    "vit_port": ["MATCH   436 tensors in 2 steps"],
+    "vit_port": ["MATCH   452 tensors in 2 steps"],
     "hf_and_paddleformers": ["layer model.layers.0.input_layernorm", "eps 0.001 against 1e-05"],
     "gan": ["Adam for critic.0/weight", "beta1 0.5 against 0.9"],
     "amp_and_accumulation": [

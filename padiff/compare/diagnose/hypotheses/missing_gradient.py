@@ -17,6 +17,7 @@ from padiff.compare.diagnose.place import graphs_of
 from padiff.compare.diagnose.traced import Graph
 from padiff.compare.judge.missing_records import whole_stage_missing
 from padiff.compare.measure.pairs import measure_pair
+from padiff.errors import PadiffError
 from padiff.frameworks.catalog import GRAD
 from padiff.model import equivalents
 from padiff.records import (
@@ -141,16 +142,24 @@ def _skipped(scene: DiffContext, side: str, step: Step, other_step: Step) -> Cau
     return Cause("step_skipped", text, True, "its backward ran, and no gradient overflowed")
 
 
+def _calls_of(step: Step) -> Sequence[TracedCall]:
+    """Return the traced calls of a step; none if the trace is damaged."""
+    try:
+        return [*step.trace.calls]
+    except PadiffError:
+        return []
+
+
 def _cut_line(step: Step, other_step: Step, layer: str = "", number: int = 0) -> Frame | None:
     """Return the line that cuts what a layer's call gives, or any layer's, off from the backward; `None` unless one.
 
     Args:
         other_step: the other side's step: lines that it has, too, are right.
     """
-    right = {call.line.code for call in other_step.trace.calls if call.line is not None}
+    right = {call.line.code for call in _calls_of(other_step) if call.line is not None}
     reached: set[int] = set()
     lines: set[Frame | None] = set()
-    for call in step.trace.calls:
+    for call in _calls_of(step):
         tensors = {operand.tensor for operand in call.outputs}
         if not call.function and ((call.layer, call.call) == (layer, number) or not layer):
             reached |= tensors
@@ -164,7 +173,7 @@ def _cut_line(step: Step, other_step: Step, layer: str = "", number: int = 0) ->
 
 def _model_line(step: Step, layer: str, number: int) -> Frame | None:
     """Return the line that calls the model in whose code a layer's call is; `None` if not traced."""
-    calls = [call for call in step.trace.calls if not call.function]
+    calls = [call for call in _calls_of(step) if not call.function]
     at = next((k for k, call in enumerate(calls) if (call.layer, call.call) == (layer, number)), len(calls))
     around = [call for call in calls[at:] if call.layer == layer or is_below(layer, call.layer)]
     return min(around, key=lambda call: call.layer.count("."), default=TracedCall(layer, 0)).line
@@ -197,7 +206,7 @@ def interval_cause(scene: DiffContext) -> Cause | None:
     owned = called.map(lambda side: max((n for (layer, _), n in side[1].items() if layer == side[0]), default=0))
     is_counted = is_counted or (pair.stage == "forward" and owned.reference != owned.candidate and all(owned))
     is_told = is_counted or is_missing or calls.reference != calls.candidate
-    backwards = now.map(lambda step: sum((c.layer, c.function) == (LOOP, "backward") for c in step.trace.calls))
+    backwards = now.map(lambda step: sum((c.layer, c.function) == (LOOP, "backward") for c in _calls_of(step)))
     if not is_told and backwards.reference == backwards.candidate:
         return None
     slices = (pair.map(lambda parts: parts[0]) for pair in scene.alignment.parameters)
