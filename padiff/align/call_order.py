@@ -152,8 +152,10 @@ def order_within(steps: Both[Step], pairs: Iterable[tuple[str, str]]) -> CallOrd
     )
     inner = calls.zip(outer).map(lambda side: Counter(path for path, _ in {*side[0]} - side[1]))
     uneven = {path for path, partner in names.items() if 0 < inner.candidate[path] != inner.reference[partner] > 0}
-    if not uneven or max(map(len, calls)) > _MOST_CALLS:
-        return SAME_ORDER
+    places = {each: place for place, each in enumerate(calls.reference)}
+    in_place = [places[names[path], call] for path, call in calls.candidate if (names[path], call) in places]
+    if not uneven or max(map(len, calls)) > _MOST_CALLS or in_place == sorted(in_place):
+        return SAME_ORDER  # calls of one number are called in one order: a turn of a loop is missing, say
     paths = Both([path for path, _ in calls.reference], [names[path] for path, _ in calls.candidate])
     numbers: dict[Called, dict[int, int]] = defaultdict(dict)
     for block in SequenceMatcher(None, paths.reference, paths.candidate, autojunk=False).get_matching_blocks():

@@ -132,9 +132,11 @@ class Tracer:
             for slot, tensor, role in owned(node.layer)
             if role == "parameter"
         }
-        shape = self._framework.tensors.shape
-        self._shapes = frozenset(tuple(shape(t)) for node in nodes for _, t, _ in owned(node.layer))
-
+        shape, shapes = self._framework.tensors.shape, set()
+        for tensor in (tensor for node in nodes for _, tensor, _ in owned(node.layer)):
+            with suppress(Exception):  # a nested tensor has none
+                shapes.add(tuple(shape(tensor)))
+        self._shapes = frozenset(shapes)
         for ended in self.waiting:  # calls from before the parameters were known
             self._name_parameters(ended)
 

@@ -593,7 +593,8 @@ def recorded_cause(
     if any(place.lone):
         return _lone_input(pair.anchor.layer, place)
     at_input = place.diff
-    is_given = place.inside is False and at_input.pair.complete and (place.calls is None or place.calls.same is None)
+    of_model = place.calls is not None and any(call.layer != LOOP for side in place.calls.only for call in side)
+    is_given = place.inside is False and at_input.pair.complete and not place.last_agreeing and not of_model
     if is_given and at_input.problem is not None and at_input.problem.kind is Kind.SHAPES:
         return _input_shape(at_input)
     surplus = _surplus(step, alignment) if pair.stage not in ("input", "weight") else ""
