@@ -18,8 +18,7 @@ from typing import Any
 from padiff.system.frames import is_users, locals_of, user_frames
 
 _STEPS = ("step", "minimize")
-# An optimizer that a loop clears the gradients of is the loop's, though its step() is missing.
-_CALLS = (*_STEPS, "zero_grad", "clear_grad", "clear_gradients")
+_CLEARS = ("zero_grad", "clear_grad", "clear_gradients")
 _LOOPS = (ast.For, ast.AsyncFor, ast.While)
 _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
@@ -45,7 +44,7 @@ class Iterations:
         self._stepped: set[int] = set()
         self._absent: set[int] = set()
         self._count = 0
-        self._known: dict[Any, bool] = {}
+        self._known: dict[Any, tuple[bool, set[int]]] = {}
 
     def watch(self, optimizers: Sequence[Any]) -> None:
         """Add optimizers that step in the loop."""
@@ -65,9 +64,13 @@ class Iterations:
         missing = self._optimizers.keys() - self._stepped - self._absent
         frames = user_frames(frame)
         site = (tuple((f.f_code, f.f_lasti) for f in frames), frozenset(missing))
-        last = self._known.get(site)
-        if last is None:
-            last = self._known[site] = _is_last(frames, self._optimizers, missing)
+        if site not in self._known:
+            optimizers = [*self._optimizers.values()] if missing else []
+            cleared = {id(each) for each in clearing_around(frame, optimizers)}
+            idle = missing & cleared - {id(each) for each in stepping_around(frame, optimizers)}
+            self._known[site] = _is_last(frames, self._optimizers, missing - idle), idle
+        last, idle = self._known[site]
+        self._absent |= idle
         if not last and self._count >= _MOST:
             self._absent |= missing
             last = True
@@ -78,10 +81,16 @@ class Iterations:
 
 
 def stepping_around(frame: FrameType | None, optimizers: Sequence[Any]) -> list[Any]:
-    """Return those of the optimizers that the loops around a frame call ``step()`` of, or clear the gradients of, as
-    far as the source tells.
+    """Return those of the optimizers that the loops around a frame call ``step()`` of, as far as the source tells."""
+    return _used_around(frame, optimizers, _stepping)
+
+
+def clearing_around(frame: FrameType | None, optimizers: Sequence[Any]) -> list[Any]:
+    """Return those of the optimizers that the loops around a frame clear the gradients of, as far as the source tells.
+
+    An optimizer that a loop clears is the loop's, though its ``step()`` is missing.
     """
-    return _used_around(frame, optimizers, _training)
+    return _used_around(frame, optimizers, _clearing)
 
 
 def called_around(frame: FrameType | None, layers: Sequence[Any]) -> list[Any]:
@@ -278,9 +287,9 @@ def _stepping(call: ast.Call, scope: _Scope, known: Mapping[int, Any]) -> set[in
     return _of_method(call, scope, known, _STEPS)
 
 
-def _training(call: ast.Call, scope: _Scope, optimizers: Mapping[int, Any]) -> set[int]:
-    """Return the optimizers that a call is ``step()`` or ``zero_grad()`` of."""
-    return _of_method(call, scope, optimizers, _CALLS)
+def _clearing(call: ast.Call, scope: _Scope, known: Mapping[int, Any]) -> set[int]:
+    """Return the optimizers that a call clears the gradients of."""
+    return _of_method(call, scope, known, _CLEARS)
 
 
 def _of_method(call: ast.Call, scope: _Scope, optimizers: Mapping[int, Any], methods: Sequence[str]) -> set[int]:

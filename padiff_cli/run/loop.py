@@ -5,7 +5,10 @@ from __future__ import annotations
 import sys
 import threading
 import weakref
+from collections import Counter
 from collections.abc import Sequence
+from itertools import chain
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -19,7 +22,7 @@ from padiff.recorder.tracer import Prelude
 from padiff.system.guard import Guard, reraise_from_signal_handler
 from padiff_cli.finding import SEVERAL, ModelFinder, _framework, _owned
 from padiff_cli.guard import guarded
-from padiff_cli.run.iterations import stepping_around
+from padiff_cli.run.iterations import clearing_around, stepping_around
 from padiff_cli.run.recording import Recording
 from padiff_hooks.training import TrainingRecorder
 
@@ -132,11 +135,27 @@ class LoopFinder(ModelFinder):
     def _watch_if_needed(self) -> None:
         self._watch(bool(self._others_alive()) or not self.learned or self._by_hand is not None)
 
+    def _around(self, frame: FrameType | None, optimizers: Sequence[Any]) -> list[Any]:
+        """Return the optimizers of the loops around a frame: those that step there, and those that are cleared there
+        and hold what no other one does. A wrapper around another optimizer is cleared, too, and does not step itself.
+        """
+        stepping = stepping_around(frame, optimizers)
+        cleared = [each for each in clearing_around(frame, optimizers) if not any(each is one for one in stepping)]
+        if not cleared:
+            return stepping
+        made = [
+            (each, _framework(name).optimizers) for reference, name in self._made if (each := reference()) is not None
+        ]
+        held = [{id(tensor) for tensor in owner.optimized(each)} for each, owner in made]
+        shared = {key for key, count in Counter(chain.from_iterable(held)).items() if count > 1}
+        alone = [each for (each, _), tensors in zip(made, held) if not tensors & shared]
+        return [*stepping, *(each for each in cleared if any(each is one for one in alone))]
+
     def _is_beside(self) -> bool:
         """Return True in another thread than the one that trains what is recorded and is still in its loop."""
         if self._training is None or threading.get_ident() == self._thread:
             return False
-        return bool(stepping_around(sys._current_frames().get(self._thread), self.optimizers))
+        return bool(self._around(sys._current_frames().get(self._thread), self.optimizers))
 
     def _call(self, layer: Any) -> None:
         if self._paused or id(layer) in self._strangers or self._is_beside():
@@ -165,7 +184,7 @@ class LoopFinder(ModelFinder):
                 self._begin_with_frozen(layer, framework)
             return
         frame = sys._getframe(1)
-        around = stepping_around(frame, [*fresh, *self.optimizers])
+        around = self._around(frame, [*fresh, *self.optimizers])
         chosen = [each for each in fresh if any(each is one for one in around)]
         if not chosen and self._training is not None and any(each is one for each in self.optimizers for one in around):
             return  # a teacher, say, which is called in the loop and not trained by it
@@ -233,7 +252,7 @@ class LoopFinder(ModelFinder):
             self._no_copies[id(layer)] = layer
             return
         frame = sys._getframe(1)
-        around = stepping_around(frame, fresh)
+        around = self._around(frame, fresh)
         # What trains has not been called: it has to be among the script's variables.
         if around and not self._select(around, frame)[1]:
             self._train(around, around)
@@ -242,7 +261,7 @@ class LoopFinder(ModelFinder):
         """Begin with a call of the model without gradients, inside of the loop that trains it: samples, a target."""
         if framework.hooks.learning():
             return
-        around = stepping_around(sys._getframe(1), self._fresh(framework))
+        around = self._around(sys._getframe(1), self._fresh(framework))
         owned = _owned(layer) if around else set()
         if any(id(t) in owned for each in around for t in framework.optimizers.optimized(each)):
             self._train(around, around, layer)
@@ -251,7 +270,7 @@ class LoopFinder(ModelFinder):
         """Begin with the call of a network that does not train, where the optimizers hold tensors of no layer."""
         fresh = self._fresh(framework)
         frame = sys._getframe(1)
-        around = stepping_around(frame, fresh)
+        around = self._around(frame, fresh)
         if around and not self._select(around, frame)[0]:
             self._train(around, around, layer)
 
@@ -259,7 +278,7 @@ class LoopFinder(ModelFinder):
         """Begin at the first step, where no call was seen: of layers inside of a compiled function, say."""
         fresh = self._others_alive()
         if not self._paused and any(optimizer is each for each in fresh) and not self._is_beside():
-            around = stepping_around(sys._getframe(1), [*fresh, *self.optimizers])
+            around = self._around(sys._getframe(1), [*fresh, *self.optimizers])
             others = [each for each in around if each is not optimizer and any(each is one for one in fresh)]
             self._train([optimizer, *others], around)
 
@@ -272,7 +291,7 @@ class LoopFinder(ModelFinder):
         elif not any(optimizer is each for each in self.optimizers):
             if self._is_beside():
                 return
-            around = stepping_around(sys._getframe(1), [*self._others_alive(), *self.optimizers])
+            around = self._around(sys._getframe(1), [*self._others_alive(), *self.optimizers])
             self._missed = 1
             self._train([optimizer], around)
             return

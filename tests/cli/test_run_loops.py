@@ -1167,3 +1167,30 @@ def test_the_only_optimizer_may_never_step_or_step_with_zeros():
     never, zeros = (padiff.compare_runs("right", name).first_diff.cause for name in ("never", "zeros"))
     assert never.proven and "optimizer of `0/weight` never steps" in never.sentence, never
     assert zeros.proven and "clears its gradients between backward and step" in zeros.sentence, zeros
+
+
+WRAPPED = """
+import numpy as np, torch
+from torch import nn
+torch.manual_seed(0)
+class Wrapper(torch.optim.Optimizer):
+    def __init__(self, parameters):
+        super().__init__(parameters, {})
+        self.base = torch.optim.SGD(self.param_groups, 0.1)
+    def climb(self): self.zero_grad()
+    def descend(self): self.base.step(); self.zero_grad()
+    def step(self): raise NotImplementedError
+net = nn.Linear(3, 1)
+optimizer, R = Wrapper(net.parameters()), np.random.RandomState(0)
+for i in range(3):
+    optimizer.zero_grad()
+    for turn in (optimizer.climb, optimizer.descend):
+        net(torch.tensor(R.randn(5, 3), dtype=torch.float32)).square().mean().backward()
+        turn()
+"""
+
+
+def test_a_wrapper_that_clears_and_never_steps_itself_is_not_waited_for():
+    Path("wrapped.py").write_text(WRAPPED)
+    assert run("--dir", "wrapped", "wrapped.py").returncode == 0
+    assert padiff.open_run("wrapped").numbers() == [0, 1, 2]
