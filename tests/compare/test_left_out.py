@@ -219,3 +219,23 @@ def test_a_mask_in_another_form_is_no_difference_in_sketched_steps(tmp_path):
     runs = [recorded(tmp_path / f"{fault}", train, fault, detail="sketch") for fault in (False, True)]
     report = compare_runs(*runs)
     assert report.passed, report.first_diff
+
+
+def test_gradients_below_the_limit_lack_no_clipping(tmp_path):
+    def train(fault, rng):
+        model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        yield model, optimizer
+        while True:
+            loss = 50 * f.cross_entropy(model(tensor(rng, 8, 6)), torch.arange(8) % 3)
+            optimizer.zero_grad()
+            loss.backward()
+            for p in model.parameters():
+                p.grad.mul_(0.001 if fault else 1.0)  # an unscaling that the loss did not need
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            yield loss
+
+    runs = [recorded(tmp_path / f"{fault}", train, fault) for fault in (False, True)]
+    found = compare_runs(*runs).first_diff.cause
+    assert "not clipped" not in found.sentence, found

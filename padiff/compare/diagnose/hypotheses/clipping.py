@@ -302,6 +302,9 @@ def _by_norm(scene: DiffContext, gradients: Gradients) -> Iterator[Hypothesis]:
     limits, sure = _limits(scene, norms)
     if limits.reference is None and limits.candidate is None:
         return
+    for limit, norm in zip(limits, norms.swapped()):
+        if None in (*limits,) and limit is not None and norm < limit:
+            return  # gradients below the limit are left as they are: no clipping is missing
     if limits.reference is not None and limits.candidate is not None:
         kind = "clip_limit"
         text = (
