@@ -127,7 +127,7 @@ def call_order(
 _MOST_CALLS = 2000
 
 
-def order_within(steps: Both[Step], pairs: Iterable[tuple[str, str]]) -> CallOrder:
+def order_within(steps: Both[Step], pairs: Iterable[tuple[str, str]], uneven: Iterable[tuple[str, str]]) -> CallOrder:
     """Pair calls of layers that the code of one model calls more often, by what is called before and after them.
 
     A model that uses one layer in several places (`self.relu`) may leave out a call of it: the next ones keep their
@@ -136,36 +136,36 @@ def order_within(steps: Both[Step], pairs: Iterable[tuple[str, str]]) -> CallOrd
     Args:
         steps: a step of both runs, in which the loops call the models equally often.
         pairs: paths of the paired layers.
+        uneven: those of the pairs with other numbers of calls.
     """
     outer = steps.map(lambda step: outermost_calls(step.records))
-    if Counter(dict(pairs).get(path, path) for path, _ in outer.reference) != Counter(
-        path for path, _ in outer.candidate
-    ):
-        return SAME_ORDER
     names = {candidate: reference for reference, candidate in pairs}
+    references = {reference: candidate for candidate, reference in names.items()}
+    loops = Counter(references.get(path, path) for path, _ in outer.reference), Counter(p for p, _ in outer.candidate)
+    if loops[0] != loops[1]:
+        return SAME_ORDER
     sequences = steps.map(
         lambda step: [*dict.fromkeys((r.layer, r.call) for r in step.records if r.stage == "forward")]
     )
-    calls = Both(
-        [each for each in sequences.reference if each[0] in names.values()],
-        [each for each in sequences.candidate if each[0] in names],
-    )
+    calls = sequences.zip(Both(references, names)).map(lambda side: [each for each in side[0] if each[0] in side[1]])
     inner = calls.zip(outer).map(lambda side: Counter(path for path, _ in {*side[0]} - side[1]))
-    uneven = {path for path, partner in names.items() if 0 < inner.candidate[path] != inner.reference[partner] > 0}
+    apart = {path for partner, path in uneven if 0 < inner.candidate[path] != inner.reference[partner] > 0}
+    if not apart or max(map(len, calls)) > _MOST_CALLS:
+        return SAME_ORDER
     places = {each: place for place, each in enumerate(calls.reference)}
     in_place = [places[names[path], call] for path, call in calls.candidate if (names[path], call) in places]
-    if not uneven or max(map(len, calls)) > _MOST_CALLS or in_place == sorted(in_place):
+    if in_place == sorted(in_place):
         return SAME_ORDER  # calls of one number are called in one order: a turn of a loop is missing, say
     paths = Both([path for path, _ in calls.reference], [names[path] for path, _ in calls.candidate])
     numbers: dict[Called, dict[int, int]] = defaultdict(dict)
     for block in SequenceMatcher(None, paths.reference, paths.candidate, autojunk=False).get_matching_blocks():
         for k in range(block.size):
             path, call = calls.candidate[block.b + k]
-            if path in uneven:
+            if path in apart:
                 numbers[path, ""][call] = calls.reference[block.a + k][1]
     unused = 1 + max(call for side in calls for _, call in side)
     for path, call in calls.candidate:
-        if path in uneven:
+        if path in apart:
             numbers[path, ""].setdefault(call, unused + call)
     return CallOrder(outer.candidate, numbers)
 
@@ -222,7 +222,7 @@ def _is_free(steps: Both[Step], derived: Both[frozenset[InputSite]], calls: Both
 def _backwards(step: Step) -> int:
     """Return the number of backwards of a step; of one without a trace, that of calls whose output has a gradient."""
     if step.trace.functions:
-        return sum(call.function == "backward" for call in step.trace.calls)
+        return step.trace.backwards
     return len(outermost_calls(step.records) & _with_gradients(step.records))
 
 

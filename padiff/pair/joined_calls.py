@@ -229,8 +229,11 @@ class _Output(NamedTuple):
     norm: float
 
     def agrees(self, other: _Output) -> bool:
-        near = abs(self.norm - other.norm) <= _SKETCHED * max(self.norm, other.norm)
-        return near and inputs_agree(self.record, other.record)
+        return self.is_near(other) and inputs_agree(self.record, other.record)
+
+    def is_near(self, other: _Output) -> bool:
+        """Return True if the norms agree."""
+        return abs(self.norm - other.norm) <= _SKETCHED * max(self.norm, other.norm)
 
 
 def _norm(record: Record) -> float:
@@ -282,8 +285,7 @@ def _partner(outputs: list[_Output], calls: Mapping[int, list[_Output]], least: 
 def _is_moved(output: _Output, partner: _Output) -> bool:
     """Return True if two sketched outputs may hold the same in another order of axes."""
     sketched = output.record.source.sketched and partner.record.source.sketched
-    near = abs(output.norm - partner.norm) <= _SKETCHED * max(output.norm, partner.norm)
-    return sketched and near and sorted(output.record.shape) == sorted(partner.record.shape)
+    return sketched and output.is_near(partner) and sorted(output.record.shape) == sorted(partner.record.shape)
 
 
 def _parts(many: list[list[Record]], few: list[list[Record]], agrees: float) -> tuple[int, list[range]]:
@@ -342,7 +344,7 @@ def backwards_agree(steps: Both[Step]) -> bool:
 def _backwards(step: Step) -> int:
     """Return the number of backwards of a step, or of its losses if the step has no trace."""
     if step.trace.functions:
-        return sum(call.function == "backward" for call in step.trace.calls)
+        return step.trace.backwards
     return sum(record.layer == LOOP and record.slot == "loss" for record in step.records)
 
 

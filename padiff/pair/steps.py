@@ -226,9 +226,10 @@ def pair_steps(reference: Step, candidate: Step, alignment: Alignment) -> list[P
     paths = [(pair.reference.path, pair.candidate.path) for pair in alignment.pairs]
     training, idle, moved = without_evaluations(Both(reference, candidate))
     equal, uncut = with_equal_lengths(training, paths)
-    calls = _with_joined_calls(equal, alignment)
+    uneven = _uneven(equal, paths)
+    calls = joined_calls(equal, uneven) if uneven else JoinedCalls(equal, Both([], []))
     steps = calls.steps
-    renumbered, originals = _order_of(steps, alignment).renumbered(steps.candidate.records)
+    renumbered, originals = _order_of(steps, alignment, uneven).renumbered(steps.candidate.records)
     indexes = Both(_index(steps.reference.records), _index(renumbered))
     repeated, asked = _take_repeats(indexes, alignment)
     repeats = {id(record) for side in (*repeated, *uncut, *idle) for record in side}
@@ -276,11 +277,10 @@ def pair_steps(reference: Step, candidate: Step, alignment: Alignment) -> list[P
     return sorted(pairs_made, key=lambda pair: order(pair.reference, pair.candidate))
 
 
-def _with_joined_calls(steps: Both[Step], alignment: Alignment) -> JoinedCalls:
-    paths = [(pair.reference.path, pair.candidate.path) for pair in alignment.pairs]
+def _uneven(steps: Both[Step], paths: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Return the pairs of layers that the steps call another number of times, of those that both call."""
     counts = steps.map(_calls_of_layers)
-    uneven = [(a, b) for a, b in paths if 0 < counts.reference[a] != counts.candidate[b] > 0]
-    return joined_calls(steps, uneven) if uneven else JoinedCalls(steps, Both([], []))
+    return [(a, b) for a, b in paths if 0 < counts.reference[a] != counts.candidate[b] > 0]
 
 
 def _calls_of_layers(step: Step) -> Counter[str]:
@@ -289,12 +289,17 @@ def _calls_of_layers(step: Step) -> Counter[str]:
     return Counter(layer for layer, _ in calls)
 
 
-def _order_of(steps: Both[Step], alignment: Alignment) -> CallOrder:
-    """Return the order of the calls: the alignment's, or that of a step in which one loop calls a layer more often."""
+def _order_of(steps: Both[Step], alignment: Alignment, uneven: Sequence[tuple[str, str]]) -> CallOrder:
+    """Return the order of the calls: the alignment's, or that of a step in which one side calls a layer more often.
+
+    Args:
+        uneven: pairs of layers with other numbers of calls, before some were joined.
+    """
     paths = [(pair.reference.path, pair.candidate.path) for pair in alignment.pairs]
     order = alignment.call_order
-    if not order.numbers and not calls_differ(steps.map(lambda s: s.records)):
-        return order_within(steps, paths)
+    uneven = _uneven(steps, uneven) if uneven and not order.numbers else []
+    if uneven and not calls_differ(steps.map(lambda s: s.records)):
+        return order_within(steps, paths, uneven)
     if order.calls == outermost_calls(steps.candidate.records) or not calls_differ(steps.map(lambda s: s.records)):
         return order
     return call_order(steps, alignment.derived, paths, inputs_agree)

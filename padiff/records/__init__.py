@@ -33,7 +33,6 @@ from padiff.records.first_diff import (
     mark_of,
 )
 from padiff.records.recorded import (
-    LOOP,
     PARAMETER_STAGES,
     ROOT,
     STAGES,
@@ -95,6 +94,7 @@ from padiff.records.sources import (
 )
 from padiff.records.step_schema import LazyRecords, make_sketches, sources_of
 from padiff.records.traces import (
+    LOOP,
     NO_TRACE,
     Choice,
     Operand,

@@ -10,7 +10,8 @@ from typing import Any
 from padiff.errors import UsageError
 from padiff.records.both import Both
 from padiff.records.compared import Cause
-from padiff.records.recorded import LOOP, STAGES, RunInfo
+from padiff.records.recorded import STAGES, RunInfo
+from padiff.records.traces import LOOP
 from padiff.system.terminal import first_few
 
 Settings = Mapping[str, Any]

@@ -19,9 +19,10 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 from padiff.records.both import SIDES, Both
 from padiff.records.compared import UNKNOWN_LINES, Cause, Diff, factor_text
 from padiff.records.first_diff import FirstDiff, Standing
-from padiff.records.recorded import LOOP, ROOT, STAGES, is_below
+from padiff.records.recorded import ROOT, STAGES, is_below
 from padiff.records.report_data import CANNOT_TELL, MATCH, NO_FILES, Models, ReportData, choice_notes
 from padiff.records.report_text import NOUNS, floor_lines, match_notes, third_lines, verdict
+from padiff.records.traces import LOOP
 from padiff.system.construction import buffer_key, has_changed, is_here, loss_key
 from padiff.system.frames import Frame
 from padiff.system.language import translated

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from padiff.records.sources import TensorSource
-from padiff.records.traces import NO_TRACE, Region, Trace
+from padiff.records.traces import LOOP, NO_TRACE, Region, Trace
 from padiff.sketches.sketch import Sketch
 from padiff.system.frames import Frame
 
@@ -156,9 +156,6 @@ PARAMETER_STAGES = frozenset({"weight", "grad", "update"})
 
 #: The path of the recorded model itself.
 ROOT = "(root)"
-
-#: The path that step-wide scalars (loss, learning rate) are recorded under.
-LOOP = "(loop)"
 
 
 def inner_path(path: str, above: str) -> str:

@@ -15,9 +15,10 @@ from padiff.records.compared import Diff
 from padiff.records.declared import Settings, setting_text
 from padiff.records.diagnostic import diagnostic_json, diagnostic_of
 from padiff.records.diagnostic_text import diagnostic_text
-from padiff.records.recorded import LOOP, Layer, Record, Run, RunInfo, Step
+from padiff.records.recorded import Layer, Record, Run, RunInfo, Step
 from padiff.records.report_data import ReportData
 from padiff.records.report_text import count_text, details_text, stage_table
+from padiff.records.traces import LOOP
 from padiff.system.language import language, translated
 from padiff.system.terminal import counted
 

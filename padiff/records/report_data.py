@@ -15,8 +15,9 @@ from padiff.records.compared import Diff, Pair, Rule
 from padiff.records.declared import Difference
 from padiff.records.first_diff import Aftermath, FirstDiff, Standing
 from padiff.records.pair_table import stage_numbers
-from padiff.records.recorded import LOOP, STAGES, Layer
+from padiff.records.recorded import STAGES, Layer
 from padiff.records.step_diffs import ROW, RULE_NUMBERS, relative_l2, row_of
+from padiff.records.traces import LOOP
 from padiff.system.frames import Frame
 
 # Numbers of rules by which a tensor passes although it differs.

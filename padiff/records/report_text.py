@@ -12,8 +12,9 @@ from typing import Any, NamedTuple
 from padiff.records.both import Both
 from padiff.records.compared import Diff, Figure, Grade, Rule, factor_text, figures_text
 from padiff.records.first_diff import Standing
-from padiff.records.recorded import LOOP, ROOT, STAGES, Layer, is_below
+from padiff.records.recorded import ROOT, STAGES, Layer, is_below
 from padiff.records.report_data import Models, ReportData
+from padiff.records.traces import LOOP
 from padiff.sketches.sketch import ELEMENTS, SPREAD
 from padiff.system.language import translated
 from padiff.system.terminal import printable, printable_lines

@@ -13,6 +13,9 @@ from padiff.errors import UsageError
 from padiff.records.sources import TensorSource
 from padiff.system.frames import Frame
 
+#: The path that step-wide scalars (loss, learning rate) are recorded under, and calls of the loop.
+LOOP = "(loop)"
+
 
 class Operand(NamedTuple):
     """A tensor that is an input or an output of a call.
@@ -124,6 +127,11 @@ class Trace:
     tensors: Sequence[TracedTensor] = ()
     calls: Sequence[TracedCall] = ()
     functions: bool = False
+
+    @property
+    def backwards(self) -> int:
+        """Return the number of backwards that the loop runs."""
+        return sum((call.layer, call.function) == (LOOP, "backward") for call in self.calls)
 
 
 def without_code(trace: Trace) -> Trace:

@@ -99,11 +99,14 @@ def absent_stages(
             record = _looked_elsewhere(record, stage, run, step.number)
         histories.append(record)
     history = Both(*histories)
-    expected = Both(*(_never_stepped(run.info, stages) for run, stages in zip(runs, recorded)))
     absent = Both(
         *(
-            stages.intersection(_STAGES) & (record.stages | more)
-            for stages, record, more in zip(lacking, history, expected)
+            frozenset(
+                stage
+                for stage in stages.intersection(_STAGES)
+                if stage in record.stages or (stage == "grad" and _never_stepped(run.info, seen))
+            )
+            for stages, record, run, seen in zip(lacking, history, runs, recorded)
         )
     )
     if any(absent):
@@ -121,14 +124,13 @@ def _stages(records: Sequence[Record]) -> frozenset[str]:
     return frozenset({record.stage for record in records if record.layer != LOOP})
 
 
-def _never_stepped(info: RunInfo, stages: frozenset[str]) -> frozenset[str]:
-    """Return the stage of gradients if a backward came to a model that an optimizer trains, and left no gradient: they
-    are recorded when the optimizer steps, which it never does.
+def _never_stepped(info: RunInfo, stages: frozenset[str]) -> bool:
+    """Return True if a backward came to a model that an optimizer trains, in a step without gradients: these are
+    recorded when the optimizer steps.
     """
     trains = any(name.startswith("optimizer.") and name.endswith(".parameters") for name in info.settings)
     level = _detail(info).level_of
-    is_known = "backward" in stages and any(level(layer.path, "grad") != NOTHING for layer in info.layers)
-    return frozenset({"grad"} if trains and is_known and "grad" not in stages else ())
+    return trains and "backward" in stages and any(level(layer.path, "grad") != NOTHING for layer in info.layers)
 
 
 def _looked_elsewhere(history: History, stage: str, run: Run, number: int) -> History:

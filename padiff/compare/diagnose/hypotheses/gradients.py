@@ -300,7 +300,7 @@ def _calls(scene: DiffContext) -> Iterator[Cause]:
     called = _called(scene, rows)
     if called and all(rows.reference.get(p.reference.path) == rows.candidate.get(p.candidate.path) for p in called):
         return  # one side puts the samples of several calls into one
-    starts = sides.map(lambda step: sum((c.layer, c.function) == (LOOP, "backward") for c in step.trace.calls))
+    starts = sides.map(lambda step: step.trace.backwards)
     missing = _missing_call(scene, sides, fewer, more)
     if starts.reference == starts.candidate > 0 or any(missing.lines):
         if called:

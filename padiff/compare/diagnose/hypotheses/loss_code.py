@@ -144,7 +144,7 @@ def hypotheses(scene: DiffContext) -> Iterator[Hypothesis]:
     steps = scene.sides(scene.number)
     if steps is None or not all(step.trace.functions for step in steps):
         return
-    starts = steps.map(lambda step: sum((c.layer, c.function) == (LOOP, "backward") for c in step.trace.calls))
+    starts = steps.map(lambda step: step.trace.backwards)
     if len({step.micro_batches for step in steps}) > 1 and starts.reference != starts.candidate:
         return  # the count of micro-batches is the difference
     of_loop = scene.diff.pair.anchor.layer == LOOP

@@ -32,6 +32,7 @@ from padiff.records import (
     Record,
     RunInfo,
     Step,
+    Trace,
     TracedCall,
     is_below,
 )
@@ -206,7 +207,7 @@ def interval_cause(scene: DiffContext) -> Cause | None:
     owned = called.map(lambda side: max((n for (layer, _), n in side[1].items() if layer == side[0]), default=0))
     is_counted = is_counted or (pair.stage == "forward" and owned.reference != owned.candidate and all(owned))
     is_told = is_counted or is_missing or calls.reference != calls.candidate
-    backwards = now.map(lambda step: sum((c.layer, c.function) == (LOOP, "backward") for c in _calls_of(step)))
+    backwards = now.map(lambda step: Trace(calls=_calls_of(step)).backwards)
     if not is_told and backwards.reference == backwards.candidate:
         return None
     slices = (pair.map(lambda parts: parts[0]) for pair in scene.alignment.parameters)
@@ -408,7 +409,7 @@ def not_detached(scene: DiffContext) -> Iterator[Cause]:
     if steps is None or pair.stage != "backward" or pair.reference is None or pair.candidate is None:
         return
     fires = steps.zip(Both(pair.reference, pair.candidate)).map(lambda side: _fires(*side))
-    starts = steps.map(lambda step: sum((c.layer, c.function) == (LOOP, "backward") for c in step.trace.calls))
+    starts = steps.map(lambda step: step.trace.backwards)
     if starts.reference != starts.candidate or abs(len(fires.reference) - len(fires.candidate)) != 1:
         return
     fewer, more = SIDES if len(fires.reference) < len(fires.candidate) else SIDES.swapped()
