@@ -90,7 +90,7 @@ def call_order(
         pairs: paths of the paired layers.
         agree: returns True if two inputs agree.
     """
-    sides = steps.map(lambda step: _inputs(step.records))
+    sides = steps.map(lambda step: _calls(step.records, "input"))
     partners: dict[tuple[str, int], tuple[str, int]] = {}
     paths = dict(pairs)
     for reference_path, candidate_path in paths.items():
@@ -104,11 +104,11 @@ def call_order(
             numbers.update(_paired(Both(groups.get(turn, {}), candidate), agree, unused))
         if any(number != call for call, number in numbers.items()):
             partners |= {(candidate_path, call): (reference_path, number) for call, number in numbers.items()}
-    if not partners:
+    inner = steps.map(lambda step: _inner_calls(step.records))
+    numbers_of = _by_outputs(steps, paths, inner, agree)
+    if not partners and not numbers_of:
         return SAME_ORDER
     references = {candidate: reference for reference, candidate in paths.items()}
-    inner = steps.map(lambda step: _inner_calls(step.records))
-    numbers_of: dict[Called, dict[int, int]] = {}
     for (path, function), by_outer in inner.candidate.items():
         theirs = inner.reference.get((references.get(path, path), function), {})
         unused = 1 + max(chain.from_iterable((*theirs.values(), *by_outer.values())), default=0)
@@ -121,6 +121,39 @@ def call_order(
     if losses:
         numbers_of[LOOP, LOSS] = losses
     return CallOrder(outermost_calls(steps.candidate.records), numbers_of)
+
+
+def _by_outputs(
+    steps: Both[Step],
+    paths: Mapping[str, str],
+    inner: Both[dict[Called, dict[tuple[str, int], list[int]]]],
+    agree: Callable[[Record, Record], bool],
+) -> dict[Called, dict[int, int]]:
+    """Pair calls of layers whose models are called in another order, by their outputs: the models have no partner.
+
+    All outputs of a layer have to agree in the other order. Layers of the same calls of a model follow it.
+    """
+    outputs = steps.map(lambda step: _calls(step.records, "forward"))
+    numbers_of: dict[tuple[tuple[str, int], ...], dict[int, int]] = {}
+    layers: dict[str, tuple[tuple[str, int], ...]] = {}
+    for reference_path, candidate_path in paths.items():
+        calls = Both(outputs.reference.get(reference_path, {}), outputs.candidate.get(candidate_path, {}))
+        outer = Both(*(side.get((path, ""), {}) for side, path in zip(inner, (reference_path, candidate_path))))
+        if len(calls.reference) != len(calls.candidate) or min(map(len, outer)) < 2:
+            continue
+        model, partner = outer.map(lambda side: next(iter(side))[0])
+        if paths.get(model) == partner:
+            continue  # paired by their inputs
+        models = layers[candidate_path] = tuple(outer.candidate)
+        if models in numbers_of or not all(0 < _backwards(step) < len(side) for step, side in zip(steps, calls)):
+            continue
+        numbers = _paired(calls, agree, 1 + max(chain(*calls)))
+        if any(number != call for call, number in numbers.items()) and all(
+            number in calls.reference and all(map(agree, calls.reference[number], calls.candidate[call]))
+            for call, number in numbers.items()
+        ):
+            numbers_of[models] = numbers
+    return {(path, ""): numbers_of[models] for path, models in layers.items() if models in numbers_of}
 
 
 # Most calls of layers in a step whose sequences are compared.
@@ -200,13 +233,13 @@ def is_derived(record: Record, sites: Collection[InputSite]) -> bool:
     return record.stage == "input" and (record.layer, record.slot, record.call) in sites
 
 
-def _inputs(records: Iterable[Record]) -> dict[str, dict[int, list[Record]]]:
-    """Return the inputs of the calls that the loop makes, by layer and number of the call."""
-    inputs: dict[str, dict[int, list[Record]]] = defaultdict(dict)
+def _calls(records: Iterable[Record], stage: str) -> dict[str, dict[int, list[Record]]]:
+    """Return the inputs of the calls that the loop makes, or the outputs of layers, by layer and number of the call."""
+    calls: dict[str, dict[int, list[Record]]] = defaultdict(dict)
     for record in records:
-        if record.stage == "input" and record.layer != LOOP:
-            inputs[record.layer].setdefault(record.call, []).append(record)
-    return inputs
+        if record.stage == stage and record.layer != LOOP and not is_functional(record.slot):
+            calls[record.layer].setdefault(record.call, []).append(record)
+    return calls
 
 
 def _is_free(steps: Both[Step], derived: Both[frozenset[InputSite]], calls: Both[dict[int, list[Record]]]) -> bool:

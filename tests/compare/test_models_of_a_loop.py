@@ -194,6 +194,47 @@ def test_a_call_that_one_loop_lacks_is_no_micro_batch(tmp_path):
     assert "`critic` 3 times" in str(first.cause) and "micro" not in str(first.cause)
 
 
+def _contrast(folder, kit, wrapped=False, weight=0.3):
+    """An encoder and a head that the loop calls twice; ``wrapped``: inside of one model, the second half first."""
+    encoder, head = _net(kit, 6, 24, 8, seed=1), _net(kit, 8, 4, seed=2)
+
+    class Model(kit.nn.Module if kit is torch else kit.nn.Layer):
+        def __init__(self):
+            super().__init__()
+            self.encoder, self.head = encoder, head
+
+        def forward(self, x):
+            if wrapped:
+                return self.project(x)
+            raise AssertionError("the loop calls the parts")
+
+        def project(self, x):
+            return self.head(self.encoder(x).mean(-2))
+
+    model = Model()
+    optimizer = _adam(kit, model)
+    with padiff.record(model, folder, optimizer=optimizer) as rec:
+        for x in X:
+            x = _tensor(kit, x.reshape(3, 4, 6))
+            if wrapped:
+                second, first = model(x[:, 1:]), model(x)
+            else:
+                first, second = model.project(x), model.project(x[:, 1:])
+            (((first - second) ** 2).mean() + weight * (first**2).mean()).backward()
+            _step(optimizer)
+            rec.try_dump()
+    return folder
+
+
+@pytest.mark.parametrize("kit", [torch, paddle])
+def test_parts_that_a_loop_calls_are_paired_with_those_of_a_model_called_in_another_order(kit, tmp_path):
+    reference = _contrast(tmp_path / "a", torch)
+    report = padiff.compare_runs(reference, _contrast(tmp_path / "b", kit, wrapped=True))
+    assert report.passed, report.first_diff.message
+    first = padiff.compare_runs(reference, _contrast(tmp_path / "c", kit, wrapped=True, weight=0.2)).first_diff
+    assert first.stage in ("loss", "backward") and "0.3" in str(first.cause)
+
+
 # -- a generator that is not detached --------------------------------------------------------------------------------
 
 
