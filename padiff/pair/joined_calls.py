@@ -546,12 +546,8 @@ def without_evaluations(steps: Both[Step]) -> tuple[Both[Step], Both[list[Record
         if sum(len(idle.get(layer, ())) for layer in called) != evaluated:
             continue
         left_inputs = [r for r in step.records if r.stage == "input" and r.call in idle.get(r.layer, ())]
-        if any(
-            inputs_agree(r, partner)
-            for r in left_inputs
-            for partner in partner_step.records
-            if partner.stage == "input"
-        ):
+        partners = [record for record in partner_step.records if record.stage == "input"]
+        if all(any(inputs_agree(record, partner) for partner in partners) for record in left_inputs):
             continue  # calls of this batch: one loop computes again what the other one keeps
         remaining: list[Record] = []
         for record in step.records:

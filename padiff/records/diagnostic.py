@@ -79,7 +79,7 @@ _OF_ONE_RULE = re.compile(r"\.\.\., (?:beta|eps|rho|alpha|lr|learning_rate|apply
 # A keyword argument that is a number, or a list of numbers.
 _PLAIN = re.compile(r"\w+\s*=\s*[-+\d.e\[\], ]+")
 # Words of causes by a schedule that goes on at other steps.
-_PACE = re.compile("schedule goes|schedule never steps")
+_PACE = re.compile("schedule goes|rate stays the same")
 # Words of causes by weight decay of parameters that the reference spares.
 _SPARED = re.compile(r"reference's 0\b(?!\.).*, of ")
 # Arguments of a schedule, among others of a trainer.

@@ -21,6 +21,7 @@ def trained(kit, evaluate="", steps=4):
         return kit.tensor(rng.normal(size=(12, 6)).astype("float32"))
 
     validation = kit.tensor(np.random.default_rng(7).normal(size=(5, 6)).astype("float32"))
+    seen = []
     with padiff.record(net, optimizer=optimizer) as rec:
         for step in range(steps):
             if evaluate == "before" or (evaluate == "forever" and step == 2):
@@ -29,8 +30,14 @@ def trained(kit, evaluate="", steps=4):
                 net.train() if evaluate == "before" else None
             a, b = batch(), batch()
             net.eval() if evaluate == "target" else None
-            target = net(a).detach()
+            target = a[:, :2] if "seen" in evaluate else net(a).detach()
             net.train() if evaluate == "target" else None
+            seen.append(b)
+            if step == 2 and "seen" in evaluate:
+                net.eval() if evaluate == "seen" else None
+                for each in seen:
+                    net(each)
+                net.train()
             ((net(b) - target) ** 2).mean().backward()
             optimizer.step()
             kit.zero(optimizer)
@@ -59,3 +66,10 @@ def test_a_model_that_stays_in_evaluation_mode_is_named_from_its_step_on(kit):
 def test_a_validation_of_one_side_alone_is_no_difference(kit):
     assert padiff.compare_runs(trained(kit), trained(kit, "before")).passed
     assert padiff.compare_runs(trained(kit, "before"), trained(kit)).passed
+
+
+def test_a_validation_in_training_mode_is_named_also_on_batches_of_the_training(kit):
+    assert padiff.compare_runs(trained(kit, "seen"), trained(kit, "seen")).passed
+    first = padiff.compare_runs(trained(kit, "seen"), trained(kit, "seen, without eval")).first_diff
+    assert (first.step, first.stage, first.reference) == (3, "weight", "1"), first.message
+    assert (first.cause.kind, first.cause.fix) == ("mode", "model.eval()"), first.message

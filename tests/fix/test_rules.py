@@ -169,7 +169,7 @@ CASES = {
         ["+    grad_clip=paddle.nn.ClipGradByGlobalNorm(1.0),"],
     ),
     "a schedule that never steps": (
-        {"cause": Cause("learning_rate", "the candidate's schedule never steps"), "stage": "update"},
+        {"cause": Cause("learning_rate", "the candidate's rate stays the same"), "stage": "update"},
         ["+    schedule.step()"],
     ),
     "gradients that are zeroed too late": (

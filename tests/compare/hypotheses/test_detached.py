@@ -86,6 +86,34 @@ def two_heads(kit):
     return net
 
 
+def scored(kit, cut=False):
+    """A layer with parameters of its own, of which one enters only scores; ``cut``: these are detached."""
+
+    class Scored(kit.Layer):
+        def __init__(self):
+            super().__init__()
+            self.weight, self.query = kit.param(6, 3), kit.param(6, 1)
+
+        def forward(self, x):
+            h = x @ self.weight
+            scores = kit.sigmoid(x @ self.query)
+            return h * (scores.detach() if cut else scores)
+
+    net = Scored()
+    rng = np.random.default_rng(5)
+    kit.load(net, {name: rng.normal(size=np.shape(v)).astype("float32") for name, v in kit.state(net).items()})
+    return net
+
+
+def test_a_parameter_whose_every_way_to_the_loss_is_detached_is_named(kit):
+    runs = [recorded(kit, scored(kit)), recorded(kit, scored(kit, cut=True))]
+    first = padiff.compare_runs(*runs).first_diff
+    assert (first.stage, first.slot, first.cause.kind) == ("grad", "query", "detached"), first.message
+    assert "on the candidate, each way from `query` to the loss passes detach()" in first.cause.sentence
+    first = padiff.compare_runs(*runs[::-1]).first_diff
+    assert "on the reference, each way from `query` to the loss passes detach()" in first.cause.sentence
+
+
 def test_a_term_of_the_loss_that_is_missing_is_proven(kit):
     def run(side, main=1.0):
         net = two_heads(kit)

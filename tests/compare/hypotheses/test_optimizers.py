@@ -164,7 +164,7 @@ def test_a_group_a_form_or_a_lost_state_is_proven(right, wrong, more, kind, word
         (lambda step: cosine(2 * step), "goes 2 times as fast"),
         (lambda step: cosine(2 * step + 1), "goes 2 times as fast"),
         (lambda step: cosine(step % 4), "begins again after 4 steps"),
-        (lambda step: 1.0, "never steps (or once an epoch)"),
+        (lambda step: 1.0, "the candidate's rate stays the same: its schedule never steps (or once an epoch)"),
     ],
 )
 def test_how_a_schedule_differs_is_reported(schedule, words):

@@ -843,6 +843,10 @@ def _shared_text(sheet: FormulaView, candidate: FormulaView, own: Sequence[int],
     return "; ".join(texts)
 
 
+# Names of settings of nodes that stand for arguments of several names.
+_SPELLED = {"by": "the reduction"}
+
+
 def _of_one_call(sheet: FormulaView, candidate: FormulaView, k: int, other: int) -> list[str]:
     """Return the arguments and numbers that differ in two calls of one function; empty for other functions."""
     node, other_node = sheet.nodes[k], candidate.nodes[other]
@@ -857,7 +861,8 @@ def _of_one_call(sheet: FormulaView, candidate: FormulaView, k: int, other: int)
         own_name, other_name = (_HUBER[bool(each.how["divided"])] for each in (node, other_node))
         return [f"the loss function is {other_name} for the reference's {own_name}"] if own_name != other_name else []
     texts = [
-        f"{name} is {_value(other_node.how.get(name))} for the reference's {_value(node.how.get(name))}"
+        f"{_SPELLED.get(name, name)} is {_value(other_node.how.get(name))} for the reference's "
+        f"{_value(node.how.get(name))}"
         for name in {**node.how, **other_node.how}
         if node.how.get(name) != other_node.how.get(name)
         if not _one_meaning(sheet, candidate, name, k, other)

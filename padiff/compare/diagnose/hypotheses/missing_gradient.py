@@ -119,7 +119,8 @@ def missing_causes(scene: DiffContext) -> Iterator[Cause]:
         else:
             yield Cause("not_in_optimizer", f"{text}; or the layer does not use it (it is zeros yet)", fix=fix)
     else:
-        yield Cause("no_gradient", unsaid)
+        cut_off = _cut_parameters(scene, graphs_of(sides, scene.runs.map(lambda run: run.info)))
+        yield next(cut_off, Cause("no_gradient", unsaid))
 
 
 def _skipped(scene: DiffContext, side: str, step: Step, other_step: Step) -> Cause:

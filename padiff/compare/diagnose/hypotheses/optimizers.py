@@ -84,7 +84,7 @@ def _schedule(scene: DiffContext) -> str:
             else ", by a schedule"
         )
     if np.ptp([*candidate.values()]) <= 1e-9 * max(candidate.values()):
-        return "; the candidate's schedule never steps (or once an epoch)"
+        return "; the candidate's rate stays the same: its schedule never steps (or once an epoch), or is constant"
     for late in (1, -1, *(sign * k for k in range(2, _LATE + 1) for sign in (1, -1))):
         if _follows(candidate, reference, lambda n, late=late: n - late):
             steps = "one step" if abs(late) == 1 else f"{abs(late)} steps"
