@@ -424,7 +424,8 @@ def _started(first: FirstDiff, models: Models) -> Both[Frame | None]:
     arguments = [each for pair in map(Both, *inits) if (each := _changed_argument(models, pair)) is not None]
     if len({each for _, each in arguments}) == 1:
         return arguments[0][1]
-    models_lines = models.lines.map(lambda lines: lines.get(ROOT))
+    tops = Both(first.reference, first.candidate).map(lambda path: str(path).partition(".")[0])
+    models_lines = models.lines.zip(tops).map(lambda side: side[0].get(ROOT) or side[0].get(side[1]))
     return models_lines.map(lambda frame: frame and frame._replace(code=frame.code.partition("\n")[0]))
 
 
@@ -1175,8 +1176,19 @@ def _filled(fix: str, models: Models | None, runs: Both[str] | None) -> str:
         fix = fix.replace("candidate_model.named_parameters", f"{owners.pop()}.named_parameters")
     name = None if root is None else re.match(r"(\w+)\s*=(?!=)", root.code)
     fix = fix if runs is None else fix.replace("reference_run", repr(runs.reference))
-    fix = fix if name is None else fix.replace("candidate_model", name[1])
+    variables = _variables_of_models(models) if models is not None and name is None else ""
+    fix = fix.replace("candidate_model", variables or ("candidate_model" if name is None else name[1]))
     return printable(fix, lines=True)
+
+
+def _variables_of_models(models: Models) -> str:
+    """Return the candidate's models by name, as `padiff.start_from` takes several; empty unless they have the names of
+    the variables that hold them.
+    """
+    names = [layer.path for layer in models.layers.candidate if layer.path != ROOT and "." not in layer.path]
+    lines = {name: models.lines.candidate.get(name) for name in names}
+    held = [line is not None and re.search(rf"\b{name}\b[^=(]*=(?!=)", line.code) for name, line in lines.items()]
+    return "{" + ", ".join(f'"{name}": {name}' for name in names) + "}" if any(held) and ROOT not in lines else ""
 
 
 def position_text(first: FirstDiff) -> str:

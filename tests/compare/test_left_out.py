@@ -43,6 +43,43 @@ def test_a_layer_that_is_used_in_several_places_is_paired_by_what_is_called_arou
     assert compare_runs(*runs).passed  # a dropout that drops nothing
 
 
+class Scores(nn.Module):
+    """Attention by the scores of a network, in two ways of writing; one ends with an activation, or calls more."""
+
+    def __init__(self, form, fault):
+        super().__init__()
+        self.form, self.fault = form, fault
+        self.a, self.b, self.out = nn.Linear(6, 8), nn.Linear(8, 1), nn.Linear(6, 3)
+        self.last = nn.Sigmoid() if fault == "layer" else None
+
+    def forward(self, x):
+        scores = self.b(torch.tanh(self.a(x)))
+        scores = scores if self.last is None else self.last(scores)
+        if not self.form:
+            return self.out((torch.softmax((scores / 2).transpose(1, 2), -1) @ x).squeeze(1))
+        scores = scores.squeeze(-1)
+        scores = torch.relu(scores) if self.fault == "function" else scores
+        scores = scores.exp().log1p() if self.fault == "two" else scores
+        return self.out((f.softmax(scores / 2, -1).unsqueeze(-1) * x).sum(1))
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        ("layer", "the candidate has the activation sigmoid (`last`), the reference none"),
+        ("function", "the candidate has the activation ReLU (relu() in `(root)`), the reference none"),
+        ("two", "the candidate calls exp(), then log1p() in `(root)` besides, before div() in `(root)`"),
+    ],
+)
+def test_calls_that_the_candidate_makes_besides_are_named_alone(tmp_path, fault, words):
+    def train(faulty, rng):
+        model = Scores(faulty, fault if faulty else "")
+        return descent(model, lambda: f.mse_loss(model(tensor(rng, 8, 5, 6)), tensor(rng, 8, 3)))
+
+    found = cause(tmp_path, train)
+    assert found.proven and words in found.sentence, found
+
+
 def without_log(fault, rng):
     model, weights = nn.Sequential(nn.Linear(6, 5), nn.Softmax(-1)), torch.tensor([0.1, 0.2, 0.3, 0.2, 0.2])
 

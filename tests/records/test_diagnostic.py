@@ -263,6 +263,30 @@ def test_a_fix_names_the_folder_and_the_model(folder):
     assert "--> other.py:16 " in text and "net = Net()" in text
 
 
+def test_a_fix_names_several_models_that_have_the_names_of_their_variables(tmp_path):
+    pytest.importorskip("torch")
+    for seed in range(2):
+        (tmp_path / f"train{seed}.py").write_text(TWO.replace("SEED", str(seed)))
+        done = run_padiff(tmp_path, "run", "--dir", f"runs/{seed}", f"train{seed}.py")
+        assert done.returncode == 0, done.stderr
+    text = run_padiff(tmp_path, "compare", "runs/0", "runs/1").stdout
+    assert 'padiff.start_from(\'runs/0\', {"enc": enc, "dec": dec})' in text
+    assert "--> train1.py:5 " in text
+
+
+TWO = """
+import torch
+from torch import nn
+torch.manual_seed(SEED)
+enc, dec = nn.Sequential(nn.Linear(4, 8), nn.Tanh()), nn.Linear(8, 1)
+optimizer = torch.optim.SGD([*enc.parameters(), *dec.parameters()], lr=1e-2)
+for x in torch.ones(3, 16, 4):
+    dec(enc(x)).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
 SCALED = """
 import argparse, padiff, torch
 from torch import nn

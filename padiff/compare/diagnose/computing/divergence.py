@@ -772,15 +772,16 @@ def _text(sheet: FormulaView, candidate: FormulaView, own: Sequence[int], others
         short = _shared_text(sheet, candidate, own, others)
         if short:
             return short
-    names = [
-        [view.nodes[k] for k in nodes if view.nodes[k].operation] for view, nodes in ((sheet, own), (candidate, others))
-    ]
-    if (
-        len(calls[0]) > len(calls[1]) == 1
-        and names[0][-1].operation == names[1][0].operation
-        and names[0][-1].how == names[1][0].how
-    ):
-        return f"the candidate leaves out {_calls_text([*calls[0]][:-1])}, before {[*calls[0]][-1]}"
+    unshared, after = _unshared_calls(sheet, candidate, own, others)
+    if bool(unshared.reference) != bool(unshared.candidate) and after:
+        view, nodes = (sheet, unshared.reference) if unshared.reference else (candidate, unshared.candidate)
+        surplus = [*dict.fromkeys(map(view.where, nodes))]
+        node = view.nodes[nodes[0]]
+        if view is sheet:
+            return f"the candidate leaves out {_calls_text(surplus)}, before {sheet.where(after[0])}"
+        if len(surplus) == 1 and node.operation == "act":
+            return f"the candidate has the activation {_activation(node.how)} ({surplus[0]}), the reference none"
+        return f"the candidate calls {_calls_text(surplus)} besides, before {candidate.where(after[1])}"
     if len(own) == len(others) == 1 and operations[0] == operations[1]:
         taken, theirs = (
             _other_names(candidate, others[0], sheet, own[0]),
@@ -790,6 +791,28 @@ def _text(sheet: FormulaView, candidate: FormulaView, own: Sequence[int], others
             return f"{sheet.where(own[0])} takes {taken} of the candidate, for {theirs} of the reference"
     texts = [_calls_text(list(side)) for side in calls]
     return f"the candidate calls {texts[1]}, where the reference calls {texts[0]}"
+
+
+def _unshared_calls(
+    sheet: FormulaView, candidate: FormulaView, own: Sequence[int], others: Sequence[int]
+) -> tuple[Both[list[int]], tuple[int, int] | None]:
+    """Return the calls of both sides without those that both begin or end with, and the first call that both end with.
+
+    Calls that only reshape are left out.
+    """
+    calls = Both(sheet, candidate).zip(Both(own, others))
+    first, second = calls.map(lambda side: [k for k in side[1] if side[0].nodes[k].operation not in ("", "reshape")])
+
+    def is_shared(k: int, n: int) -> bool:
+        is_one = sheet.nodes[k].operation == candidate.nodes[n].operation
+        return is_one and not _of_one_call(sheet, candidate, k, n)
+
+    after = None
+    while first and second and is_shared(first[-1], second[-1]):
+        after = first.pop(), second.pop()
+    while first and second and is_shared(first[0], second[0]):
+        del first[0], second[0]
+    return Both(first, second), after
 
 
 def _other_names(view: FormulaView, k: int, partner: FormulaView, partner_node: int) -> str:
