@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from itertools import pairwise
 
@@ -235,6 +236,44 @@ def test_parts_that_a_loop_calls_are_paired_with_those_of_a_model_called_in_anot
     assert first.stage in ("loss", "backward") and "0.3" in str(first.cause)
 
 
+def _mean_teacher(folder, kit, decay=0.9, eps=1e-5, **options):
+    """A student, and a teacher in evaluation mode whose weights and statistics are averages of the student's."""
+    norm = kit.nn.BatchNorm1d if kit is torch else kit.nn.BatchNorm1D
+    argument = "eps" if kit is torch else "epsilon"
+    student, teacher = (
+        kit.nn.Sequential(_net(kit, 6, 16, seed=1), norm(16, **{argument: each}), _net(kit, 16, 4, seed=2))
+        for each in (1e-5, eps)
+    )
+    teacher.eval()
+    optimizer = _adam(kit, student)
+    with padiff.record({"student": student, "teacher": teacher}, folder, optimizer=optimizer, **options) as rec:
+        for x, z in zip(X, X[::-1].copy()):
+            with kit.no_grad():
+                goal = teacher(_tensor(kit, z))
+            ((student(_tensor(kit, x)) ** 2).mean() + ((student(_tensor(kit, z)) - goal) ** 2).mean()).backward()
+            _step(optimizer)
+            with kit.no_grad():
+                for of in ("parameters", "buffers"):
+                    for mine, theirs in zip(getattr(teacher, of)(), getattr(student, of)()):
+                        if "int" not in str(mine.dtype):
+                            average = decay * mine + (1 - decay) * theirs
+                            mine.copy_(average) if kit is torch else mine.set_value(average)
+            rec.try_dump()
+    return folder
+
+
+@pytest.mark.parametrize("options", [{}, {"detail": "sketch"}], ids=["full", "sketch"])
+def test_a_teacher_in_evaluation_mode_has_the_error_of_its_running_variances(options, tmp_path):
+    """torch feeds a running variance the unbiased estimate, paddle the biased one: the teacher's outputs show it."""
+    reference = _mean_teacher(tmp_path / "a", torch, **options)
+    report = padiff.compare_runs(reference, _mean_teacher(tmp_path / "b", paddle, **options))
+    assert report.passed, report.first_diff.message
+    report = padiff.compare_runs(reference, _mean_teacher(tmp_path / "c", paddle, eps=1e-3, **options))
+    assert (report.first_diff.step, report.first_diff.stage) == (0, "forward")
+    report = padiff.compare_runs(reference, _mean_teacher(tmp_path / "d", paddle, decay=0.8, **options))
+    assert report.first_diff.step == 1 and report.first_diff.reference.startswith("teacher")
+
+
 # -- a generator that is not detached --------------------------------------------------------------------------------
 
 
@@ -269,6 +308,34 @@ def test_a_parameter_that_two_optimizers_hold_is_named(tmp_path):
     first = padiff.compare_runs(_gan(tmp_path / "a", torch), _gan(tmp_path / "b", torch, both=True)).first_diff
     assert (first.stage, first.cause.kind, first.cause.proven) == ("grad", "step_repeated", True)
     assert "/weight` in 2 of its optimizers, the reference's in 1" in str(first.cause)
+
+
+def _bootstrapped(folder, kit, cut=True):
+    """A critic whose goal the policy gives; ``cut``: without gradients."""
+    policy, critic = _net(kit, 6, 12, 3, seed=4), _net(kit, 9, 24, 1, seed=5)
+    optimizers = [_adam(kit, net) for net in (critic, policy)]
+    models = {"policy": policy, "critic": critic} if kit is torch else {"actor": policy, "q": critic}
+    with padiff.record(models, folder, optimizer=optimizers) as rec:
+        for x, z in zip(X, Z):
+            x, z = _tensor(kit, x), _tensor(kit, z)
+            with kit.no_grad() if cut else contextlib.nullcontext():
+                goal = policy(x[:6]).sum(1, keepdim=True).mean()
+            ((critic(kit.concat([x, z], 1)) - goal) ** 2).mean().backward()
+            _step(optimizers[0])
+            (-critic(kit.concat([x, policy(x)], 1)).mean()).backward()
+            _step(optimizers[1])
+            optimizers[0].zero_grad() if kit is torch else optimizers[0].clear_grad()
+            rec.try_dump()
+    return folder
+
+
+@pytest.mark.parametrize("kit", [torch, paddle])
+def test_a_goal_that_one_side_does_not_cut_off_is_no_gradient_of_another_loss(kit, tmp_path):
+    reference = _bootstrapped(tmp_path / "a", torch)
+    assert padiff.compare_runs(reference, _bootstrapped(tmp_path / "b", kit)).passed
+    first = padiff.compare_runs(reference, _bootstrapped(tmp_path / "c", kit, cut=False)).first_diff
+    assert first.stage == "grad" and "detached" in first.cause.kind, first.message
+    assert "the reference " in first.cause.sentence and "detach" in first.cause.sentence and not first.cause.fix
 
 
 def _interval(folder, every):

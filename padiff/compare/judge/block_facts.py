@@ -124,6 +124,23 @@ def deviations_of(diffs: StepDiffs) -> dict[str, float]:
     }
 
 
+@np.errstate(all="ignore")
+def statistics_apart(diffs: StepDiffs) -> float:
+    """Return the largest relative error of running statistics of layers whose outputs get no gradients; 0 if none is.
+
+    In evaluation mode the outputs of such a layer, a teacher's for example, have this error.
+    """
+    facts, rows, deviations = diffs.sites.fact(SiteFacts), diffs.rows, deviations_of(diffs)
+    largest = 0.0
+    for place in np.flatnonzero(facts.running & diffs.known).tolist():
+        layer = diffs.sites.layers[place]
+        # A mean near zero comes from values that are not near zero.
+        size = max(float(rows["reference_l2"][place]), deviations.get(layer, 0.0))
+        if layer in facts.untaught and size:
+            largest = max(largest, float(rows["l2"][place]) / size)
+    return largest if math.isfinite(largest) else 0.0
+
+
 class Apart(NamedTuple):
     """Distance of the two sides at the start of a step.
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from padiff.compare.judge import limits
-from padiff.compare.judge.block_facts import apart_at_start, is_sampled
+from padiff.compare.judge.block_facts import apart_at_start, is_sampled, statistics_apart
 from padiff.compare.judge.limits import (
     GROWN_AT_MOST,
     GROWTH,
@@ -479,11 +479,13 @@ def _outputs(diffs: StepDiffs, start: Start, dtype: str) -> StepDiffs:
     """Fail outputs that are a multiple of the reference's outputs, beyond rounding and the error at the start."""
     floor = start.factor * (limits.ratio_floor(dtype) + limits.GAIN["forward"] * start.inherited)
     output_offs = scale_errors(diffs, "forward")
-    # A limit of 1 or more means that the tensor is rounding noise.
-    rounding = diffs.rows["limit"][output_offs.places] >= 1
-    return failed(
-        diffs, output_offs.places[output_offs.mostly_ratio & (np.abs(output_offs.ratio) > floor) & ~rounding], floor
-    )
+    places, ratios = output_offs.places, np.abs(output_offs.ratio)
+    # A limit of 1 or more means that the tensor is rounding noise; other variances make outputs larger or smaller.
+    rounding = diffs.rows["limit"][places] >= 1
+    untaught, layers = diffs.sites.fact(SiteFacts).untaught, diffs.sites.layers
+    of_statistics = limits.GROWTH * diffs.figure_fact(statistics_apart)
+    explained = np.array([layers[place] in untaught for place in places.tolist()], bool) & (ratios <= of_statistics)
+    return failed(diffs, places[output_offs.mostly_ratio & (ratios > floor) & ~rounding & ~explained], floor)
 
 
 def _last_error(diffs: StepDiffs) -> float:

@@ -15,6 +15,7 @@ from padiff.compare.judge.block_facts import (
     largest_errors,
     of_parameters,
     outputs_of,
+    statistics_apart,
     without_last_places,
     without_noise,
 )
@@ -62,6 +63,8 @@ class StepContext:
         made_of: mask of the diffs of simple layers (`SiteFacts.simple`) whose output gradients have known errors, in
             steps where outputs differ: these and the largest error of an output limit the errors of their gradients.
         grad_errors: relative errors of the gradients within their limits, by parameter.
+        deviations: norms of the running standard deviations, by layer.
+        statistics: largest relative error of running statistics of layers that get no gradients.
         inherited: relative error at the start of the step, for outputs and for later stages.
         gain: allowed ratio of the outputs' error to the error at the start of the step.
         apart: distance at the start of the step, in units in the last place, for measured floors; `None` if the
@@ -83,6 +86,7 @@ class StepContext:
         self.noise = of_parameters(diffs, rounding_gradients(diffs) | hiding_noise(diffs))
         self.update_scale = float(largest_rms(diffs, "update").max(initial=0.0))
         self.deviations = deviations_of(diffs)
+        self.statistics = diffs.figure_fact(statistics_apart)
         self._weights = float(diffs.known_of_stage("weight", rows["reference_l2"] ** 2, 0.0).sum())
         start = diffs.figure_fact(apart_at_start)
         # Noise in a bias before a normalisation shows in outputs, and cancels out before the loss.
@@ -176,7 +180,8 @@ class StepContext:
             inherited = min(inherited + math.sqrt(stepped / (self._weights or math.inf)), limits.MOST)
         gain = max(limits.GAIN[stage], self.gain) if stage in limits.APART else 0.0
         kinks = limits.KINKS.get(stage, 0.0) * math.sqrt(self._forward_error) if self._kinked else 0.0
-        more = gain * inherited + kinks
+        of_statistics = limits.GROWTH * self.statistics if limits.GAIN[stage] and stage != "forward" else 0.0
+        more = gain * inherited + kinks + of_statistics
         # The share grows with the amplification of `MOST`, the largest drift; half precision comes near it in a few
         # steps.
         amplification = max(self.gain, limits.GAIN["forward"]) if limits.is_half(self._dtypes[stage]) else self.gain
@@ -404,6 +409,9 @@ class StepLimits:
             # Earlier layers spread the error of a few elements, caused by a kink, over all of their elements.
             spread = min(limits.GROWTH * self._handed_back, self._factor * limits.AT_MOST["backward"])
             relative = Limit(spread, Rule.HANDED_BACK) if spread > relative.value else relative
+        if stage == "forward" and self._layers[place] in self._facts.untaught:
+            statistics = min(limits.GROWTH * self.context.statistics, limits.AT_MOST["forward"])
+            relative = max(relative, Limit(self._factor * statistics, Rule.STATISTICS), key=value_of)
         if self._gone and stage in ("forward", "backward"):
             relative = max(relative, self._multiplied(self._layers[place]), key=value_of)
         limit = relative.times(reference)
@@ -419,7 +427,11 @@ class StepLimits:
         if stage == "update":
             return Limit(self._factor * limits.SCALAR * reference, Rule.SCALAR)
         if self._facts.into_loss[place]:
-            return self._output_limit().times(reference)  # the input of a loss function is an output of the model
+            # The input of a loss function is an output of a model.
+            relative = self._output_limit()
+            if self.context.statistics:
+                relative = max(relative, self._relative("loss"), key=value_of)
+            return relative.times(reference)
         # A loss may go to zero, where its size is no scale for its error.
         limit = self._relative(stage).times(max(reference, limits.LOSS_SCALE if stage == "loss" else 0.0))
         return self._loss_limit(place, limit) if self._facts.losses[place] else limit
@@ -464,7 +476,8 @@ class StepLimits:
         dtypes = [dtype for dtype in (side[place] for side in sites.dtypes) if dtype is not None]
         rounding = max(limits.ROUNDING.get(limits.coarse(dtype), 0.0) for dtype in dtypes)
         rounding_limit = max(limits.allowed(limits.coarse(sites.anchor_dtypes[place]), "loss"), rounding) * size
-        output_limit = limits.LOSS_OF_OUTPUTS * max(outputs.first_order, outputs.error * size)
+        error = max(outputs.error, self.context.statistics)
+        output_limit = limits.LOSS_OF_OUTPUTS * max(outputs.first_order, error * size)
         return min(limit, Limit(self._factor * (rounding_limit + output_limit), Rule.OUTPUTS), key=value_of)
 
     def _grad_limit(self, place: int) -> Limit:

@@ -61,6 +61,7 @@ from padiff.compare.diagnose.hypotheses.hypothesis import (
     is_likely,
     weigh,
 )
+from padiff.compare.diagnose.hypotheses.missing_gradient import sources_of
 from padiff.compare.diagnose.hypotheses.outputs import noise_level, root
 from padiff.compare.diagnose.place import Place, graphs_of
 from padiff.compare.diagnose.traced import Graph
@@ -351,6 +352,8 @@ def code_cause(scene: DiffContext, ends: Both[int] | None = None) -> Cause | Non
     noted = graphs.map(lambda graph: _all_noted(graph, "backward") or _all_noted(graph, GRAD))
     fewest = min(noted.map(len))
     pairs = [*zip(*noted.map(lambda tensors: tensors[len(tensors) - fewest :]))]  # a loop's loss comes last
+    if scene.stage == "grad" and ends is None:
+        pairs = [pair for pair in pairs if any(map(_learns_by, graphs, scene.diff.pair.sides, pair))]
     closed: Both[set[int]] = Both(set(), set())
     sites = graphs.zip(scene.diff.pair.sides).map(lambda side: side[0].layers if side[1] is not None else {})
     paths = scene.diff.pair.sides.map(lambda record: record and record.layer)
@@ -376,6 +379,12 @@ def code_cause(scene: DiffContext, ends: Both[int] | None = None) -> Cause | Non
     if scene.stage == "grad":
         return _other_uses(scene, graphs)
     return _other_backward(scene, graphs) if scene.stage == "backward" else None
+
+
+def _learns_by(graph: Graph, record: Record | None, loss: int) -> bool:
+    """Return True if a parameter, or its layer, is among what a loss trains."""
+    names = set() if record is None else {record.layer, f"{record.layer}/{record.slot}"}
+    return not names.isdisjoint(sources_of(graph, [loss], trained=True))
 
 
 def _without_effect(scene: DiffContext) -> Cause | None:

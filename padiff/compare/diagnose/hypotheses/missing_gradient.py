@@ -591,13 +591,15 @@ def one_sided(scene: DiffContext) -> Iterator[Cause]:
     backward = [d for d in scene.step if d.pair.stage == "backward" and d.pair.anchor.layer != LOOP]
     answered = {(d.pair.anchor.layer, _output(d)) for d in backward if d.pair.complete}
     forward = {place_of(d.pair): d for d in scene.step if d.pair.stage == "forward" and d.pair.complete}
+    references = {pair.candidate.path: pair.reference.path for pair in scene.alignment.pairs}
     for side, other_side in (SIDES.swapped(), SIDES):
         for diff in backward:
             anchor = diff.pair.anchor
-            call = forward.get((anchor.layer, _output(diff), anchor.call))
-            if getattr(diff.pair, side) is not None or (anchor.layer, _output(diff)) not in answered:
+            layer = anchor.layer if diff.pair.reference is not None else references.get(anchor.layer, anchor.layer)
+            call = forward.get((layer, _output(diff), anchor.call))
+            if getattr(diff.pair, side) is not None or (layer, _output(diff)) not in answered:
                 continue
-            if call is None or not call.passed or not (path == anchor.layer or is_below(path, anchor.layer)):
+            if call is None or not call.passed or not (path == layer or is_below(path, layer)):
                 continue
             yield from _without_backward(scene)
             again = "@" in anchor.slot
@@ -710,7 +712,7 @@ def _cut_parameters(scene: DiffContext, graphs: Both[Graph]) -> Iterator[Cause]:
         names = {record.layer, f"{record.layer}/{record.slot}"}
         backwards = [c for c in graph.trace.calls if (c.layer, c.function) == (LOOP, "backward")]
         losses = [operand.tensor for call in backwards for operand in call.inputs]
-        ways = [_sources_of(graph, losses, trained) for trained in (False, True)]
+        ways = [sources_of(graph, losses, trained) for trained in (False, True)]
         if names.isdisjoint(ways[0]) or not names.isdisjoint(ways[1]):
             continue
         name = f"{record.layer}/{record.slot}".removeprefix(f"{ROOT}/")
@@ -720,14 +722,14 @@ def _cut_parameters(scene: DiffContext, graphs: Both[Graph]) -> Iterator[Cause]:
         )
         line = None
         for cut in _cuts(graph):
-            behind = _sources_of(graph, [operand.tensor for operand in cut.inputs], trained=True)
+            behind = sources_of(graph, [operand.tensor for operand in cut.inputs], trained=True)
             if not names.isdisjoint(behind):
                 line = cut.line
         yield Cause("detached", text, lines=Both(line, None) if side == "reference" else Both(None, line))
         return
 
 
-def _sources_of(graph: Graph, tensors: Iterable[int], trained: bool) -> set[str]:
+def sources_of(graph: Graph, tensors: Iterable[int], trained: bool) -> set[str]:
     """Return the parameters, and the layers, that tensors are computed from: of all, or of those that they train."""
 
     def stops(tensor: int) -> bool:
