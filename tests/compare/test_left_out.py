@@ -8,6 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional as f
 
+import padiff
 from padiff.compare import compare_runs
 from tests.compare.test_public_bugs import cause, descent, recorded, tensor
 
@@ -276,3 +277,31 @@ def test_gradients_below_the_limit_lack_no_clipping(tmp_path):
     runs = [recorded(tmp_path / f"{fault}", train, fault) for fault in (False, True)]
     found = compare_runs(*runs).first_diff.cause
     assert "not clipped" not in found.sentence, found
+
+
+def test_a_loss_that_is_not_reduced_is_named_where_its_code_differs_too(tmp_path):
+    """Paddle's backward takes several numbers and sums them up."""
+    paddle = pytest.importorskip("paddle")
+    kits = ((torch, torch.tensor, nn.Linear(6, 1)), (paddle, paddle.to_tensor, paddle.nn.Linear(6, 1)))
+    for kit, make, net in kits:
+        values = np.linspace(-0.5, 0.5, 6, dtype="float32")
+        with torch.no_grad(), paddle.no_grad():
+            net.weight.copy_(make(values[None])) if kit is torch else net.weight.set_value(values[:, None])
+            net.bias.copy_(make([0.1])) if kit is torch else net.bias.set_value(np.array([0.1], "float32"))
+        rng = np.random.default_rng(0)
+        if kit is torch:
+            optimizer = torch.optim.SGD(net.parameters(), 0.01)
+        else:
+            optimizer = paddle.optimizer.SGD(0.01, parameters=net.parameters())
+        with padiff.record(net, tmp_path / kit.__name__, optimizer=optimizer) as rec:
+            for _ in range(2):
+                x, y = (make(rng.normal(size=(8, k)).astype("float32")) for k in (6, 1))
+                scores = net(x)
+                loss = kit.nn.functional.softplus(scores * y).mean() if kit is torch else scores.exp() - y.mean()
+                loss.backward()
+                optimizer.step()
+                optimizer.zero_grad() if kit is torch else optimizer.clear_grad()
+                rec.try_dump()
+    first = compare_runs(tmp_path / "torch", tmp_path / "paddle").first_diff
+    assert (first.stage, first.cause.kind, first.cause.proven) == ("backward", "reduction", False), first.message
+    assert "the candidate's backward begins at a tensor of shape (8, 1)" in first.cause.sentence

@@ -67,6 +67,7 @@ GROUPS: Mapping[str, tuple[Group, ...]] = {
         loss_schedule.hypotheses,
         gradients.backward_hypotheses,
         missing_gradient.detach_causes,
+        loss_code.unreduced,
     ),
     "grad": (
         missing_gradient.one_sided,

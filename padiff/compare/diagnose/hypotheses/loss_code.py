@@ -69,7 +69,7 @@ from padiff.compare.judge.drift import was_excused
 from padiff.errors import PadiffError
 from padiff.frameworks.catalog import CONSUMED, GRAD, is_loss
 from padiff.pair.joined_calls import calls_of
-from padiff.records import LOOP, ROOT, Both, Cause, Pair, Record, RunInfo, Step
+from padiff.records import LOOP, ROOT, SIDES, Both, Cause, Pair, Record, RunInfo, Step
 from padiff.system.frames import Frame
 from padiff.system.terminal import first_few
 
@@ -332,6 +332,34 @@ def _consumed(graph: Graph, record: Record | None) -> int | None:
     name = None if record is None else f"{record.layer}/{record.slot}"
     calls = (call for call in graph.trace.calls if (call.layer, call.function) == (LOOP, CONSUMED))
     return next((operand.tensor for call in calls for operand in call.inputs if operand.slot == name), None)
+
+
+def unreduced(scene: DiffContext) -> Iterator[Cause]:
+    """Yield the cause that one side's backward begins at several numbers, the other side's at one.
+
+    Paddle takes the sum of several numbers; torch refuses them, unless their weights are given.
+    """
+    steps = scene.sides(scene.number)
+    if steps is None:
+        return
+    graphs = graphs_of(steps, scene.runs.map(lambda run: run.info))
+    losses = graphs.map(lambda graph: _all_noted(graph, "backward"))
+    if len(losses.reference) != len(losses.candidate):
+        return
+    for pair in map(Both, *losses):
+        shapes = graphs.zip(pair).map(lambda side: side[0].trace.tensors[side[1]].shape)
+        sizes = shapes.map(math.prod)
+        if (sizes.reference == 1) != (sizes.candidate == 1):
+            side, shape = (
+                (SIDES.reference, shapes.reference) if sizes.candidate == 1 else (SIDES.candidate, shapes.candidate)
+            )
+            text = (
+                f"the {side}'s backward begins at a tensor of shape {shape}, the other side's at a single number: the "
+                "loss is not reduced, and backward takes the sum"
+            )
+            makers = graphs.zip(pair).map(lambda each: each[0].producers.get(each[1]))
+            yield Cause("reduction", text, lines=makers.map(lambda call: None if call is None else call.line))
+            return
 
 
 def code_cause(scene: DiffContext, ends: Both[int] | None = None) -> Cause | None:
