@@ -1035,7 +1035,7 @@ def other_code(graphs: Both[Graph], values: Both[_Values], ends: Both[int]) -> C
     text = f"other code: the candidate computes `{texts[1]}`, where the reference computes `{texts[0]}`"
     data = [sorted(code.data & {*_IDENTIFIER.findall(shown)}) for code, shown in zip(codes, texts)]
     if all(data):
-        note = f"`{data[1][0]}` holds other values than `{data[0][0]}`: other labels, or other data"
+        note = f"`{data[1][0]}` holds other values than `{data[0][0]}`: other labels or data, or a table that is made otherwise"
         text = f"{text}; {note}"
     return Cause("code", text, lines=calls.map(lambda call: None if call is None else call.line))
 
