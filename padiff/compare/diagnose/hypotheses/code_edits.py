@@ -151,12 +151,18 @@ class Case:
             return other.line(partner)
         followers = {node.operation for node in sheet.nodes if edit.at in node.given}
         given, equal = sheet.nodes[edit.at].given if edit.at >= 0 else (), list[int]()
+        operands = given
         while given and not (equal := [k for g in given for k in other.equal(sheet.formula.values[g])]):
             followers |= {sheet.nodes[g].operation for g in given}  # the other side takes it in another order
             given = tuple(above for g in given for above in sheet.nodes[g].given)
         equal += [k for k, node in enumerate(other.nodes) if node.operation == "cast" and node.given[0] in equal]
+        if given != operands:  # it computes what the call takes in a way of its own, and then goes on
+            alike = (k for k in sorted(other.formula.below(equal)) if _is_alike(sheet, edit.at, other, k))
+            line = next(filter(None, map(other.line, alike)), None)
+            if line is not None:
+                return line
         tensors = {other.tensor(k) for k in equal} - {None}
-        for call in other.graph.trace.calls if edit.at >= 0 else ():
+        for call in other.graph.trace.calls if edit.at >= 0 and given == operands else ():
             if call.function == sheet.function(edit.at) != "" and tensors & {each.tensor for each in call.inputs}:
                 return call.line
         takers = [k for k, node in enumerate(other.nodes) if {*equal} & {*node.given}]
@@ -504,6 +510,12 @@ def _declared(case: Case, sheet: FormulaView) -> Hypothesis | None:
 
 
 # -- edits ---------------------------------------------------------------------------------------------------------
+
+
+def _is_alike(sheet: FormulaView, k: int, other: FormulaView, n: int) -> bool:
+    """Return True if two nodes are of one operation, both with a number or both without one."""
+    has_number = [any(map(view.is_number, view.nodes[each].given)) for view, each in ((sheet, k), (other, n))]
+    return sheet.nodes[k].operation == other.nodes[n].operation and has_number[0] == has_number[1]
 
 
 @dataclass(frozen=True)
