@@ -386,10 +386,7 @@ class Rules(Drafts):
             (each for each in LAYERS[self._framework] if common_kind(each.lower()) == common_kind(kind)), default=""
         )
         for node in ast.walk(statement) if statement is not None and name else ():
-            above = None if source is None else source.parents.get(node)
-            is_item = isinstance(above, ast.List) or (
-                isinstance(above, ast.Call) and last_name(above.func) == "Sequential"
-            )
+            is_item = source is not None and _is_item(source, node)
             if source is not None and before is not None and is_item and getattr(node, "lineno", 0) == before.line:
                 change = Change("insert", node, "after", ast.Call(ast.Name(name), [], []))
                 yield from self._written(source, Match(0.0), [change], LINES - 0.2)
@@ -497,19 +494,26 @@ class Rules(Drafts):
                     yield from self._written(source, Match(0.0), [Change("add", call, common, value)], LINES)
 
     def _surplus(self) -> Iterator[Proposal]:
-        """Yield the candidate's line without a call or operator that the cause names."""
+        """Yield the candidate's line, or that of a layer that the cause names, without a call or operator of it."""
         values = self._fault.values if self._fault.kind.endswith("_added") else None
         surplus = "" if values is None else values.candidate
-        source, statement = self._project.statement_at(self.lines.candidate)
-        if not surplus or source is None or statement is None:
+        if not surplus:
             return
-        for node in ast.walk(statement):
-            name = _OPERATORS.get(type(node.op), "") if isinstance(node, ast.BinOp) else ""
-            name = common_call(last_name(node.func)) if isinstance(node, ast.Call) else name
-            if name and name == common_call(surplus):
-                for inner in inner_expressions(node):
-                    change = Change("unwrap", node, surplus, None, inner)
-                    yield from self._written(source, Match(0.0), [change], LINES)
+        constructed = map(self._models.lines.candidate.get, re.findall(r"`([^`]+)`", self._fault.words))
+        for frame in dict.fromkeys(filter(None, (self.lines.candidate, *constructed))):
+            source, statement = self._project.statement_at(frame)
+            if source is None or statement is None:
+                continue
+            for node in ast.walk(statement):
+                name = _OPERATORS.get(type(node.op), "") if isinstance(node, ast.BinOp) else ""
+                name = last_name(node.func) if isinstance(node, ast.Call) else name
+                kind = common_kind(_activation_of(surplus).replace("_", ""))
+                if _is_item(source, node) and common_kind(name.lower()) == kind:
+                    yield from self._written(source, Match(0.0), [Change("remove", node, surplus)], LINES)
+                elif name and common_call(name) == common_call(_activation_of(surplus)):
+                    for inner in inner_expressions(node):
+                        change = Change("unwrap", node, surplus, None, inner)
+                        yield from self._written(source, Match(0.0), [change], LINES)
 
     def _swapped(self) -> Iterator[Proposal]:
         """Yield a function and an operator of the candidate's line in the other order, where the cause names both."""
@@ -577,6 +581,12 @@ def _other_names(reference: ast.AST, candidate: ast.AST, match: Match) -> int:
 
 def _tail(path: str) -> str:
     return path.rpartition(".")[2]
+
+
+def _is_item(source: Source, node: ast.AST) -> bool:
+    """Return True for an item of a list, or of a `Sequential`."""
+    above = source.parents.get(node)
+    return isinstance(above, ast.List) or (isinstance(above, ast.Call) and last_name(above.func) == "Sequential")
 
 
 def _activation_of(words: str) -> str:

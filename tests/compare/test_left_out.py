@@ -79,6 +79,7 @@ def test_calls_that_the_candidate_makes_besides_are_named_alone(tmp_path, fault,
 
     found = cause(tmp_path, train)
     assert found.proven and words in found.sentence, found
+    assert (found.kind == "activation_added") == ("activation" in words)
 
 
 def without_log(fault, rng):

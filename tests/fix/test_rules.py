@@ -153,6 +153,19 @@ CASES = {
          "at": "/ 0.9"},
         ["-    out = net(x) / 0.9", "+    out = net(x)"],
     ),
+    "a surplus activation": (
+        {"text": TORCH.replace("net(x) / 0.9", "torch.tanh(net(x))"), "at": "torch.tanh(",
+         "cause": Cause("activation_added", "the candidate has the activation tanh (tanh() in the loop)",
+                        values=Both("", "tanh"))},
+        ["-    out = torch.tanh(net(x))", "+    out = net(x)"],
+    ),
+    "a surplus activation among layers": (
+        {"text": TORCH.replace("nn.Linear(3, 4)", "nn.Sequential(nn.Linear(3, 4), nn.LeakyReLU(0.2))"),
+         "lines": {"1": "nn.LeakyReLU("}, "at": "net(x) / 0.9",
+         "cause": Cause("activation_added", "the candidate has the activation leaky ReLU of slope 0.2 (`1`)",
+                        values=Both("", "leaky ReLU of slope 0.2"))},
+        ["-net = nn.Sequential(nn.Linear(3, 4), nn.LeakyReLU(0.2))", "+net = nn.Sequential(nn.Linear(3, 4))"],
+    ),
     "a fix, where its value is defined": (
         {"cause": Cause("learning_rate", "the learning rates differ", fix="torch.optim.SGD(..., lr=0.3)"),
              "stage": "update", "lines": {"optimizer.0": "SGD("}},

@@ -426,6 +426,9 @@ def divergences(sheet: FormulaView, candidate: FormulaView) -> Iterator[Edit]:
             activation = len(texts) == 1 and sheet.nodes[cuts[0][0]].operation == "act" and not sum(steps)
             kind = "activation" if activation else "code"
             names = _activations(sheet, candidate, *cuts[0]) if activation else None
+            surplus = _added_activation(sheet, candidate, groups[0], *cuts[0]) if len(texts) == 1 else ""
+            if surplus:
+                kind, names = "activation_added", Both("", surplus)
             at, other = map(min, groups[0])
             # Of many differences in what two authors wrote, most are no fault.
             few = text.count("; ") < _PARTS
@@ -793,6 +796,17 @@ def _text(sheet: FormulaView, candidate: FormulaView, own: Sequence[int], others
     return f"the candidate calls {texts[1]}, where the reference calls {texts[0]}"
 
 
+def _added_activation(
+    sheet: FormulaView, candidate: FormulaView, firsts: tuple[Sequence[int], Sequence[int]], k: int, other: int
+) -> str:
+    """Return the activation that is all that the candidate calls besides; empty if it is not."""
+    between = _between(sheet, firsts[0], k), _between(candidate, firsts[1], other)
+    unshared, after = _unshared_calls(sheet, candidate, *between)
+    node = candidate.nodes[unshared.candidate[0]] if len(unshared.candidate) == 1 else None
+    is_all = after is not None and not unshared.reference and node is not None and node.operation == "act"
+    return _activation(node.how) if is_all and node is not None else ""
+
+
 def _unshared_calls(
     sheet: FormulaView, candidate: FormulaView, own: Sequence[int], others: Sequence[int]
 ) -> tuple[Both[list[int]], tuple[int, int] | None]:
@@ -1035,7 +1049,10 @@ def other_code(graphs: Both[Graph], values: Both[_Values], ends: Both[int]) -> C
     text = f"other code: the candidate computes `{texts[1]}`, where the reference computes `{texts[0]}`"
     data = [sorted(code.data & {*_IDENTIFIER.findall(shown)}) for code, shown in zip(codes, texts)]
     if all(data):
-        note = f"`{data[1][0]}` holds other values than `{data[0][0]}`: other labels or data, or a table that is made otherwise"
+        note = (
+            f"`{data[1][0]}` holds other values than `{data[0][0]}`: other labels or data, or a table that is made "
+            "otherwise"
+        )
         text = f"{text}; {note}"
     return Cause("code", text, lines=calls.map(lambda call: None if call is None else call.line))
 
