@@ -498,6 +498,7 @@ _FURTHER = (
     "tensordot", "lgamma", "vector_norm", "matrix_norm", "diag", "diag_embed", "mv", "inner", "vdot", "add_n", "cummax",
     "cummin", "nansum", "nanmean", "pdist", "square_error_cost", "log_loss", "huber_loss", "gaussian_nll_loss",
     "poisson_nll_loss", "sigmoid_focal_loss", "hinge_embedding_loss", "multi_margin_loss", "dice_loss", GRAD,
+    "cholesky", "cholesky_solve", "triangular_solve", "solve", "inv", "det", "logdet",
 )  # fmt: skip
 _HEARD = COMPUTING.union(LOOKING, _MAKING, _DECIDING, _FURTHER)
 
@@ -580,6 +581,8 @@ _ALSO = {
     "log_sigmoid": "logsigmoid",
     "mv": "matmul",
     "inner": "matmul",
+    "solve_triangular": "triangular_solve",
+    "inverse": "inv",
 }
 
 # Parameter names of the functions of torch that are written in C, by common name of the function.

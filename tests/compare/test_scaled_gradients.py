@@ -65,4 +65,6 @@ def scaled_by_hand(scale, clip_first=False):
 def test_a_loss_scaled_by_hand_is_no_difference_where_the_norms_before_clipping_agree():
     report = padiff.compare_runs(scaled_by_hand(1.0), scaled_by_hand(1024.0))
     assert report.passed, report.first_diff.message
-    assert not padiff.compare_runs(scaled_by_hand(1.0), scaled_by_hand(1024.0, clip_first=True)).passed
+    cause = padiff.compare_runs(scaled_by_hand(1.0), scaled_by_hand(1024.0, clip_first=True)).first_diff.cause
+    assert cause.kind == "clip_scaled" and cause.proven and "the loss scale of 1024, to a norm of 1" in cause.sentence
+    assert not cause.fix  # no scaler undoes it

@@ -1330,3 +1330,318 @@ def test_gradients_that_a_function_of_the_framework_clips_are_not_traced(tmp_pat
         rec.try_dump()
     (step,) = padiff.open_run(tmp_path / "run").steps(0)
     assert not any(call.function == "consumed" for call in step.trace.calls)
+
+
+# -- critics whose penalty is made of gradients ----------------------------------------------------------------------
+
+
+def critics(folder, framework, way="clean"):
+    """A critic with a gradient penalty, updated twice in a step; in paddle the layers are functions."""
+    of_torch = framework is torch
+    rng = np.random.default_rng(3)
+    net = torch.nn.Sequential(nn.Linear(2, 8), nn.LeakyReLU(0.2), nn.Linear(8, 1))
+    torch.manual_seed(0)
+    weights = [torch.randn(p.shape) for p in net.parameters()]
+    if of_torch:
+        optimizer, ask = torch.optim.Adam(net.parameters(), 1e-2), torch.autograd.grad
+    else:
+        net = paddle.nn.Sequential(paddle.nn.Linear(2, 8), paddle.nn.LeakyReLU(0.2), paddle.nn.Linear(8, 1))
+        optimizer, ask = paddle.optimizer.Adam(1e-2, parameters=net.parameters()), paddle.grad
+    with torch.no_grad():
+        for p, values in zip(net.parameters(), weights):
+            p.copy_(values) if of_torch else p.set_value((values.T if values.ndim > 1 else values).numpy())
+
+    def drawn(*shape):
+        values = rng.normal(size=shape).astype("float32")
+        return torch.from_numpy(values) if of_torch else paddle.to_tensor(values)
+
+    with padiff.record(net, folder, optimizer=optimizer) as rec:
+        for _ in range(3):
+            for update in range(2):
+                real, fake, mix = drawn(16, 2), drawn(16, 2), drawn(16, 1)
+                mix = mix[:1] if way == "part" else mix
+                mixed = mix * real + (1 - mix) * fake if of_torch else paddle.lerp(fake, real, mix)
+                if of_torch:
+                    mixed.requires_grad_(True)
+                else:
+                    mixed.stop_gradient = False
+                slope = ask(net(mixed).sum(), mixed, create_graph=way != "constant")[0]
+                length = (slope * slope).sum(1) if way == "squared" else (slope * slope).sum(1).sqrt()
+                loss = net(fake).mean() - net(real).mean() + 10 * ((length - 1) ** 2).mean()
+                if way != "kept" or not update:
+                    optimizer.zero_grad() if of_torch else optimizer.clear_grad()
+                loss.backward()
+                optimizer.step()
+            rec.try_dump()
+    return folder
+
+
+def test_faults_of_a_penalty_are_told_apart_where_one_framework_records_no_second_gradient(tmp_path):
+    reference = critics(tmp_path / "reference", torch)
+    ways = "clean", "squared", "constant", "kept", "part"
+    reports = [compare_runs(reference, critics(tmp_path / way, paddle, way)) for way in ways]
+    clean, squared, constant, kept, part = reports
+    assert clean.passed, clean.first_diff.message
+    cause = cause_of(squared)
+    assert "the root is missing" in cause.sentence and "length = " in cause.lines.candidate.code
+    assert cause_of(constant).fix == "create_graph=True"
+    cause = cause_of(kept)
+    assert cause.kind == "stale_gradient" and cause.proven and "the update before it in the step" in cause.sentence
+    assert "[:1]" in cause_of(part).sentence and "only the reference" not in cause_of(part).sentence
+
+
+# -- linear algebra ------------------------------------------------------------------------------------------------
+
+
+class Kernel(nn.Module):
+    """The likelihood of a Gaussian process over features that are learnt."""
+
+    def __init__(self, way):
+        super().__init__()
+        self.way, self.features = way, nn.Linear(4, 3)
+        self.noise = nn.Parameter(torch.tensor(-1.0))
+
+    def forward(self, x, y):
+        z = self.features(x)
+        kernel = torch.exp(-0.5 * ((z[:, None] - z[None]) ** 2).sum(-1))
+        if self.way == "reference":
+            low = torch.linalg.cholesky(kernel + torch.exp(2 * self.noise) * torch.eye(16))
+            return 0.5 * (y * torch.cholesky_solve(y[:, None], low)[:, 0]).sum() + low.diagonal().log().sum()
+        noise = torch.exp(self.noise) if self.way == "noise" else torch.exp(2 * self.noise)
+        low = torch.linalg.cholesky(kernel + noise * torch.eye(16))
+        white = torch.linalg.solve_triangular(low, y[:, None], upper=False)
+        half = torch.diagonal(low).log().sum() * (2 if self.way == "twice" else 1)
+        return (white**2).sum() / 2 + half
+
+
+def kernels(way):
+    model = Kernel(way)
+    return descent(model, lambda rng: model(tensor(rng, 16, 4), tensor(rng, 16)), 1e-3)
+
+
+@BOTH
+def test_what_goes_into_a_factorisation_is_named_with_its_line(options, tmp_path):
+    clean, noise, twice = compared(tmp_path, kernels, "reference", "clean", "noise", "twice", **options)
+    assert clean.passed, clean.first_diff.message
+    if options:
+        return
+    cause = cause_of(noise)
+    assert cause.proven and "is not scaled by 2" in cause.sentence
+    assert "noise = torch.exp(self.noise)" in cause.lines.candidate.code
+    cause = cause_of(twice)
+    assert cause.proven and "is 2 for the reference's 1" in cause.sentence and "half = " in cause.lines.candidate.code
+
+
+# -- a matrix that one model is given and the other holds --------------------------------------------------------------
+
+
+class Given(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(5, 4)
+
+    def forward(self, x, links):
+        return links @ self.linear(x)
+
+
+class Holding(nn.Module):
+    def __init__(self, links):
+        super().__init__()
+        self.links, self.linear = links, nn.Linear(5, 4)
+
+    def forward(self, x):
+        return self.links @ self.linear(x)
+
+
+def graphs_of_nodes(way):
+    links = (torch.rand(6, 6, generator=torch.Generator().manual_seed(5)) > 0.5).float() + torch.eye(6)
+    if way == "reference":
+        model = Given()
+
+        def loss(rng):
+            root = links.sum(1).pow(-0.5)
+            return (model(tensor(rng, 6, 5), root[:, None] * links * root) ** 2).mean()
+
+    else:
+        root = np.diag(links.sum(1).numpy() ** -0.5)
+        by_rows = np.diag(1 / links.sum(1).numpy()) @ links.numpy()
+        model = Holding(torch.from_numpy(by_rows if way == "rows" else root @ links.numpy() @ root).float())
+
+        def loss(rng):
+            return (model(tensor(rng, 6, 5)) ** 2).mean()
+
+    return descent(model, loss)
+
+
+def test_a_matrix_that_a_model_holds_is_no_missing_input(tmp_path):
+    clean, rows = compared(tmp_path, graphs_of_nodes, "reference", "clean", "rows")
+    assert clean.passed, clean.first_diff.message
+    cause = cause_of(rows)
+    assert cause.kind == "call_input" and "self.links @ " in cause.lines.candidate.code and not cause.proven
+
+
+# -- a difference whose sign only a comparison tells -------------------------------------------------------------------
+
+
+def quantiles(way):
+    """Huber's loss of quantiles: the difference may be written either way, the comparison may not."""
+    model, taus = nn.Linear(6, 8), (torch.arange(8) + 0.5) / 8
+
+    def loss(rng):
+        z, y = model(tensor(rng, 16, 6)), tensor(rng, 16, 8)
+        delta = y[:, None] - z[:, :, None]
+        if way == "reference":
+            huber = torch.where(delta.abs() <= 1, 0.5 * delta**2, delta.abs() - 0.5)
+            return ((taus[:, None] - (delta.detach() < 0).float()).abs() * huber).mean(2).sum(1).mean()
+        under = delta > 0 if way == "above" else delta < 0
+        each = f.smooth_l1_loss(z[:, :, None].expand_as(delta), y[:, None].expand_as(delta), reduction="none")
+        return ((taus[None, :, None] - under.float().detach()).abs() * each).mean(2).sum(1).mean()
+
+    return descent(model, loss)
+
+
+@BOTH
+def test_a_comparison_the_other_way_round_is_no_exchanged_difference(options, tmp_path):
+    clean, above = compared(tmp_path, quantiles, "reference", "clean", "above", **options)
+    assert clean.passed, clean.first_diff.message
+    assert placed(above)[:2] == (0, "loss")
+    if not options:
+        assert cause_of(above).proven and "gt() stands in the place of lt()" in cause_of(above).sentence
+        assert "under = delta > 0" in cause_of(above).lines.candidate.code
+
+
+# -- two operators in one line -----------------------------------------------------------------------------------------
+
+
+def velocities(way):
+    """The field that leads from noise to data; one author subtracts twice in one line."""
+    model = nn.Linear(7, 6)
+
+    def loss(rng):
+        data, noise, t = tensor(rng, 16, 6) + 1, tensor(rng, 16, 6), torch.rand(16, 1, generator=rng)
+        field = model(torch.cat([(1 - t) * noise + t * data, t], 1))
+        if way == "reference":
+            return ((field - (data - noise)) ** 2).mean()
+        target = noise - data if way == "reversed" else data - noise
+        return f.mse_loss(field, target)
+
+    return descent(model, loss)
+
+
+def test_operators_of_one_line_are_no_turns_of_a_loop(tmp_path):
+    clean, back = compared(tmp_path, velocities, "reference", "clean", "reversed")
+    assert clean.passed, clean.first_diff.message
+    cause = cause_of(back)
+    assert cause.proven and "sub() in the loop" in cause.sentence and "turns" not in cause.sentence
+    assert "target = noise - data" in cause.lines.candidate.code
+
+
+# -- a bias whose gradient is rounding ---------------------------------------------------------------------------------
+
+
+def decays(way):
+    """A norm comes after a bias, whose own gradient is zero: its updates show no momentum, but a decay."""
+    model = nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 4))
+    weights = [p for p in model.parameters() if p.ndim > 1]
+    rest = [p for p in model.parameters() if p.ndim == 1]
+    nn.init.normal_(model[0].bias)
+    groups = [{"params": weights, "weight_decay": 5e-3}, {"params": rest, "weight_decay": 5e-3 * (way == "decayed")}]
+    optimizer = torch.optim.SGD(groups, 0.05, momentum=0.9)
+    rng = yield model, optimizer
+    while True:
+        x, y = tensor(rng, 32, 6), torch.randint(4, (32,), generator=rng)
+        loss = f.cross_entropy(model(x), y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        rng = yield loss
+
+
+@BOTH
+def test_a_setting_that_both_runs_declare_is_no_difference_where_updates_do_not_show_it(options, tmp_path):
+    clean, decayed = compared(tmp_path, decays, "reference", "clean", "decayed", steps=6, **options)
+    assert clean.passed, clean.first_diff.message
+    cause = cause_of(decayed)
+    assert cause.proven and "weight decay is 0.005 in the candidate for the reference's 0" in cause.sentence
+    assert "momentum" not in cause.sentence and placed(decayed)[1] == "update"
+
+
+# -- branches of a mask ------------------------------------------------------------------------------------------------
+
+
+def branches(way):
+    """One author exchanges what a mask chooses between; the comparison that makes the mask is right."""
+    model = nn.Linear(6, 8)
+
+    def loss(rng):
+        off = model(tensor(rng, 16, 6)) - tensor(rng, 16, 8)
+        inner, outer = 0.5 * off**2, off.abs() - 0.2
+        is_small = off.abs() < 0.7
+        return torch.where(is_small, *((outer, inner) if way == "exchanged" else (inner, outer))).mean()
+
+    return descent(model, loss)
+
+
+def test_exchanged_branches_are_no_other_comparison(tmp_path):
+    cause = cause_of(compared(tmp_path, branches, "reference", "exchanged")[0])
+    assert "ge()" not in cause.sentence and "what it chooses between is exchanged" in cause.sentence
+
+
+# -- a margin for the right class alone --------------------------------------------------------------------------------
+
+
+def smaller_scores(way):
+    """The right class's score loses a margin; one author takes it off all classes."""
+    model = nn.Linear(6, 5)
+
+    def loss(rng):
+        score, labels = model(tensor(rng, 16, 6)).tanh(), torch.randint(5, (16,), generator=rng)
+        smaller = torch.where(score > -0.5, 0.9 * score - 0.3, score)
+        if way == "all":
+            logits = 4 * smaller
+            return f.cross_entropy(logits, labels)
+        right = f.one_hot(labels, 5).float()
+        return f.cross_entropy(4 * (right * smaller + (1 - right) * score), labels)
+
+    return descent(model, loss)
+
+
+def test_a_mask_that_is_not_used_points_at_what_it_is_for(tmp_path):
+    cause = cause_of(compared(tmp_path, smaller_scores, "reference", "all")[0])
+    assert cause.proven and "is not used in the loss: the 64 of 80 places count" in cause.sentence
+    assert "smaller" in cause.lines.candidate.code
+
+
+# -- two terms that a number weighs each -------------------------------------------------------------------------------
+
+
+class Weighing(nn.Module):
+    """Two tasks, each weighed by a parameter: both in one vector, or each in one of its own."""
+
+    def __init__(self, way):
+        super().__init__()
+        self.way, self.body = way, nn.Linear(6, 5)
+        shapes = [2] if way == "reference" else [1, 1]
+        self.logs = nn.ParameterList(nn.Parameter(torch.zeros(shape)) for shape in shapes)
+
+    def forward(self, x, labels, y):
+        out = self.body(x)
+        tasks = f.cross_entropy(out[:, :4], labels), (out[:, 4] - y).abs().mean()
+        if self.way == "reference":
+            return (torch.exp(-self.logs[0]) * torch.stack(tasks) + 0.5 * self.logs[0]).sum()
+        terms = [torch.exp(-log) * task + 0.5 * log for log, task in zip(self.logs, tasks)]
+        return (terms[0] + terms[1]).squeeze() * (2 if self.way == "doubled" else 1)
+
+
+def tasks(way):
+    model = Weighing(way)
+    return descent(
+        model, lambda rng: model(tensor(rng, 16, 6), torch.randint(4, (16,), generator=rng), tensor(rng, 16)), 0.01
+    )
+
+
+def test_a_doubled_sum_of_two_terms_is_no_broadcast(tmp_path):
+    clean, doubled = compared(tmp_path, tasks, "reference", "clean", "doubled")
+    assert clean.passed, clean.first_diff.message
+    assert cause_of(doubled) is None or "each number meets" not in cause_of(doubled).sentence
+    assert not cause_of(doubled).proven or "2" in cause_of(doubled).sentence

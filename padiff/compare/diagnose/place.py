@@ -262,16 +262,19 @@ def _lone(calls: Both[TracedCall | None], graphs: Both[Graph]) -> Both[tuple[str
 
     A slot that is filled with a tensor of a paired slot is none: an attention over itself gets its query three times.
     Nor is one with zeros: a recurrent layer begins with them where it gets no state, and a mask of them adds nothing.
+    Nor is a matrix in whose place the other side has one of its own.
     """
     reference, candidate = calls
     if reference is None or candidate is None or reference.function or candidate.function:
         return NO_SLOTS
     paired = _answering(reference.inputs, candidate.inputs, graphs)
     met = Both(*({operand.tensor for operand in side} for side in (zip(*paired) if paired else ((), ()))))
-    alone = Both(reference.inputs, candidate.inputs).zip(met)
-    return alone.zip(graphs).map(
-        lambda side: tuple(o.slot for o in side[0][0] if o.tensor not in side[0][1] and not side[1].is_zero(o.tensor))
-    )
+    lone: list[tuple[str, ...]] = []
+    constants = graphs.zip(calls).map(_held_shapes).swapped()
+    for call, tensors, shapes, graph in zip((reference, candidate), met, constants, graphs):
+        operands = [o for o in call.inputs if o.tensor not in tensors and not graph.is_zero(o.tensor)]
+        lone.append(tuple(o.slot for o in operands if graph.trace.tensors[o.tensor].shape not in shapes))
+    return Both(*lone)
 
 
 def _lone_around(
@@ -291,6 +294,33 @@ def _lone_around(
         lambda side: {o.slot for o in side[0].inputs if o.tensor in side[1]} if side[0] is not None else set()
     )
     return lone.zip(filled).map(lambda side: tuple(slot for slot in side[0] if slot in side[1]))
+
+
+def _held_otherwise(
+    pairs: Sequence[Both[TracedCall]], only: Both[tuple[TracedCall, ...]], graphs: Both[Graph], relations: Relations
+) -> Calls | None:
+    """Return the call that takes, beside a tensor that agrees, one that a side computes and the other holds."""
+    for both in pairs:
+        operands = _in_places(both, relations)
+        rows = [(pair, relations.between(pair.reference.tensor, pair.candidate.tensor)) for pair in operands]
+        unequal = [pair for pair, relation in rows if relation is Relation.DIFFER]
+        if len(unequal) != 1 or {relation for _, relation in rows} != {Relation.AGREE, Relation.DIFFER}:
+            continue
+        is_constant = unequal[0].zip(graphs).map(lambda side: side[0].tensor not in side[1].producers)
+        if is_constant.reference != is_constant.candidate and not only.swapped(is_constant.candidate).reference:
+            return Calls(Both((), ()), both, slots=unequal[0].map(lambda operand: operand.slot))
+    return None
+
+
+def _held_shapes(side: tuple[Graph, TracedCall | None]) -> set[tuple[int, ...]]:
+    """Return the shapes of the tensors that a layer's own code takes, and that nothing computes or gives it."""
+    graph, layer = side
+    if layer is None:
+        return set()
+    inputs = {operand.tensor for operand in layer.inputs}
+    calls = (call for call in graph.trace.calls if call.function and call.layer == layer.layer)
+    operands = {operand.tensor for call in calls for operand in call.inputs}
+    return {graph.trace.tensors[k].shape for k in operands - inputs if k not in graph.producers}
 
 
 def _answering(reference: Sequence[Operand], candidate: Sequence[Operand], graphs: Both[Graph]) -> list[Both[Operand]]:
@@ -386,7 +416,8 @@ def _calls_between(
     paired = Both(*({id(call) for call in side} for side in (zip(*pairs) if pairs else ((), ()))))
     only = suspects.zip(paired).map(lambda side: tuple(call for call in side[0] if id(call) not in side[1]))
     if any(only):
-        return Calls(only)
+        # One side makes a matrix that the other side holds: calls that only one side makes are no fault.
+        return _held_otherwise(pairs, only, graphs, relations) or Calls(only)
     for both in pairs:
         shapes = both.zip(graphs).map(lambda side: tuple(side[1].trace.tensors[side[0].outputs[0].tensor].shape))
         if math.prod(shapes.reference) != math.prod(shapes.candidate):

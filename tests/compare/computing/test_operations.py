@@ -17,6 +17,30 @@ X = RNG.normal(size=(3, 6, 8)).astype("float32")
 IMAGE = RNG.normal(size=(2, 4, 7, 9)).astype("float32")
 Q = RNG.normal(size=(2, 3, 5, 4)).astype("float32")
 
+# A product of a matrix with itself has a Cholesky factor.
+SQUARE = X[0] @ X[0].T + np.eye(6, dtype="float32")
+
+
+def factored(linalg, solve, solve_factor, right):
+    """Solutions of linear equations in each way that a framework has."""
+
+    def forward(m, x):
+        low, high = linalg.cholesky(x), linalg.cholesky(x, upper=True)
+        ways = linalg.solve(x, x[:, :2]) + linalg.inv(x)[:, :2] + solve_factor(x[:, :2], low, upper=False)
+        return ways + solve(low, x[:, :2], upper=False) + solve(high, x[:, :2], upper=True) + right(low, x)
+
+    return SQUARE, forward
+
+
+def from_the_right(low, x):
+    return torch.linalg.solve_triangular(low, x[:2], upper=False, left=False).T + torch.linalg.det(low).log()
+
+
+def transposed(low, x):
+    whole = paddle.linalg.triangular_solve(low, x[:, :2], upper=False, transpose=True)
+    return whole + paddle.linalg.det(low)
+
+
 ROWS = torch.tensor([1, 0, 2])
 PLACES = paddle.to_tensor([[0, 2], [1, 0]])
 
@@ -86,6 +110,7 @@ TORCH = {
     "reduced at places": (X, lambda m, x: torch.zeros(3, 2, 8).scatter_reduce(1, (x > 0).long(), x, "amax") * 2),
     "matrices": (X[0], lambda m, x: torch.kron(x, x[:2]) * x[:, :6].trace()),
     "diagonals": (X[0], lambda m, x: torch.diag(x[:, :6], 1) @ torch.diag(x[0, :5])),
+    "linear algebra": factored(torch.linalg, torch.linalg.solve_triangular, torch.cholesky_solve, from_the_right),
     "elementwise": (X, lambda m, x: x.expm1() + x.abs().log1p() + x.erf() + x.sign() + x.abs().log10() + x.atan()),
 }  # fmt: skip
 PADDLE = {
@@ -114,6 +139,7 @@ PADDLE = {
     "added": (X, lambda m, x: paddle.index_add(paddle.zeros([3, 6, 8]), paddle.to_tensor([1, 0, 1]), 0, x) * 1),
     "scattered": (X, lambda m, x: paddle.scatter(x, paddle.to_tensor([1, 0, 1]), 2 * x, overwrite=False) * 1),
     "put": (X, lambda m, x: paddle.put_along_axis(x, (x > 0).astype("int64"), 2 * x, 1, reduce="add") * 1),
+    "linear algebra": factored(paddle.linalg, paddle.linalg.triangular_solve, paddle.linalg.cholesky_solve, transposed),
     "tiled": (X, lambda m, x: paddle.tile(x, [2, 1, 1]) * 2),
 }
 

@@ -524,6 +524,35 @@ def _diag(add: Add, formula: Formula, inputs: KnownInputs, framework: str) -> in
     return add("mul", add("reshape", inputs.first, shape=[values.size, 1]), places)
 
 
+def _factored(add: Add, formula: Formula, inputs: KnownInputs, framework: str) -> int:
+    """Write Cholesky factors, and solutions of linear equations by them or by a triangular matrix."""
+
+    def transposed(node: int) -> int:
+        return add("transpose", node, order=swapped(formula, node))
+
+    name = inputs.function
+    upper = bool(inputs.argument(("upper",), 1 if name == "cholesky" else 2, name == "triangular_solve"))
+    if name == "cholesky":
+        lower = add("cholesky", inputs.first)
+        return transposed(lower) if upper else lower
+    first, second = inputs.all
+    if name == "cholesky_solve":
+        product = (transposed(second), second) if upper else (second, transposed(second))
+        return add("solve", add("matmul", *product), first)
+    if inputs.argument(("unitriangular",), 4, False):
+        raise UnknownError(name)
+    matrix = add("triu" if upper else "tril", first)
+    if inputs.argument(("transpose",), 3, False):
+        matrix = transposed(matrix)
+    if not inputs.argument(("left",), -1, True):
+        return transposed(add("solve", transposed(matrix), transposed(second)))
+    return add("solve", matrix, second)
+
+
+def _logdet(add: Add, formula: Formula, inputs: KnownInputs, framework: str) -> int:
+    return add("log", add("det", inputs.first))
+
+
 def _trace(add: Add, formula: Formula, inputs: KnownInputs, framework: str) -> int:
     return add("reduced", _diagonal(add, formula, inputs, framework), by="sum", axis=-1)
 
@@ -555,6 +584,13 @@ def _scatter_reduced(add: Add, formula: Formula, inputs: KnownInputs, framework:
 #: Writers of formulas, by the function's common name.
 OF_ARRAYS: Mapping[str, Writing] = {
     "trace": _trace,
+    "cholesky": _factored,
+    "cholesky_solve": _factored,
+    "triangular_solve": _factored,
+    "solve": lambda add, formula, inputs, framework: add("solve", *inputs.all),
+    "inv": lambda add, formula, inputs, framework: add("inv", inputs.first),
+    "det": lambda add, formula, inputs, framework: add("det", inputs.first),
+    "logdet": _logdet,
     "gather_nd": _at_places,
     "scatter_nd_add": _added_at_places,
     "scatter_reduce": _scatter_reduced,

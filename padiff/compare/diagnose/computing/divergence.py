@@ -1044,7 +1044,7 @@ def other_code(graphs: Both[Graph], values: Both[_Values], ends: Both[int]) -> C
             text = f"other code: only the {name} computes `{code.source_text(tensor)}`"
             return Cause("code", text, lines=makers.map(lambda call: None if call is None else call.line))
     texts = [code.source_text(end) for code, end in zip(codes, ends)]
-    if not all(texts) or texts[0] == texts[1] or not codes[0].unwritten.isdisjoint(codes[1].unwritten):
+    if not all(texts) or len({*map(_plain, texts)}) == 1 or not codes[0].unwritten.isdisjoint(codes[1].unwritten):
         return None  # the code that differs may be that of a variable
     text = f"other code: the candidate computes `{texts[1]}`, where the reference computes `{texts[0]}`"
     data = [sorted(code.data & {*_IDENTIFIER.findall(shown)}) for code, shown in zip(codes, texts)]
@@ -1150,7 +1150,18 @@ def _only_there(graphs: Both[Graph], agreement: _Agreement, ends: Both[int]) -> 
             if results[-1] is None and not reached.isdisjoint(operand.tensor for operand in call.inputs):
                 reached |= {operand.tensor for operand in call.outputs}
                 results[-1] = call.outputs[0].tensor if len(call.inputs) > 1 else None
+    # Where the other side takes parts of a tensor, what this side makes stands for the tensor as a whole.
+    for place, (others, graph) in enumerate(zip(firsts.swapped(), graphs.swapped())):
+        parts = {graph.size(c.inputs[0].tensor) for c in others if is_looking(c) and not _is_whole(c, graph)}
+        result = results[place]
+        if parts and result is not None and (graphs.candidate if place else graphs.reference).size(result) not in parts:
+            results[place] = None
     return Both(*results)
+
+
+def _is_whole(call: TracedCall, graph: Graph) -> bool:
+    """Return True if a call hands all values of its input on: a part of a tensor is not the tensor."""
+    return is_looking(call) and graph.size(call.outputs[0].tensor) >= graph.size(call.inputs[0].tensor)
 
 
 def _first_calls(
@@ -1366,9 +1377,10 @@ class _Code:
         inner = [f"{slot}={text}" if "mask" in slot else text for slot, text in zip(slots, inner)]
         inner += [name.rpartition("/")[2] for name in call.parameters if call.function]
         if is_looking(call) and call.function != "detach" and inner and (len(inner) == 1 or call.function == "getitem"):
-            if not outermost or "key" not in call.arguments:
+            part = call.inputs[0].tensor in self.names and not _is_whole(call, self._graph)
+            key = call.arguments.get("key", call.arguments.get("item") if part else None)
+            if not (outermost or part) or key is None:
                 return inner[0]  # the same values, or their rows in another order
-            key = call.arguments["key"]
             return f"{inner[0]}[{', '.join(map(str, key)) if isinstance(key, list) else key}]"
         if not call.function:
             return f"{call.layer_type}({', '.join(inner)})"
@@ -1395,6 +1407,11 @@ class _Code:
             else:
                 self.data.add(name)
         return self.names[tensor]
+
+
+def _plain(text: str) -> str:
+    """Return a text of code in which a layer is spelled as the function that it calls."""
+    return re.sub(r", \w+=[^,()]*|_", "", text).lower()
 
 
 def _part(text: str) -> str:

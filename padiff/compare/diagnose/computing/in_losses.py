@@ -336,8 +336,10 @@ def _mask(sheet: FormulaView, k: int) -> Iterator[Edit]:
         return
     if not values.any():
         return
-    what, count = f"the mask {sheet.named(k)}", int((values == 0).sum())
+    what, count = f"the mask ({sheet.named(k)})", int((values == 0).sum())
     text = f"{what} is inverted in the loss: what the reference leaves out counts, what it counts is left out"
+    if users == {"where"}:
+        text = f"{what} is inverted in the loss, or what it chooses between is exchanged"
     inverted: Change = lambda get, own: np.where(own(k) == 0, 1.0, 0.0)  # noqa: E731
     if any(sheet.function(user) in _WEIGHING for user in sheet.users(k)):
         text = f"the labels of {sheet.where(sheet.users(k)[0])} are inverted: ones for zeros, and zeros for ones"

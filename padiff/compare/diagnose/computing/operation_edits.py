@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
@@ -366,7 +367,7 @@ def of_all_turns(sheet: FormulaView) -> Iterator[Edit]:
     for k, node in enumerate(sheet.nodes):
         if (node.operation in _BY_OPERATION or k in dropped) and sheet.line(k) is not None:
             lines.setdefault((node.operation, sheet.function(k), sheet.line(k)), []).append(k)
-    for turns in lines.values():
+    for turns in (turns for together in lines.values() for turns in _by_place(sheet, together)):
         if not 1 < len(turns) <= _TURNS:
             continue
         shapes = {sheet.shape(k): [other for other in turns if sheet.shape(other) == sheet.shape(k)] for k in turns}
@@ -382,6 +383,21 @@ def of_all_turns(sheet: FormulaView) -> Iterator[Edit]:
     yield from _repeats(sheet)
     yield from _reshaped(sheet)
     yield from _but_one_part(sheet)
+
+
+# Operators of code, by the function that they call.
+_OPERATORS = {"add": ast.Add, "sub": ast.Sub, "mul": ast.Mult, "div": ast.Div, "pow": ast.Pow, "matmul": ast.MatMult}
+
+
+def _by_place(sheet: FormulaView, nodes: list[int]) -> list[list[int]]:
+    """Return the nodes of one function in one line, by the places in the line that call the function."""
+    line, operator = sheet.line(nodes[0]), _OPERATORS.get(sheet.function(nodes[0]))
+    try:
+        tree = ast.parse("" if line is None else line.code)
+    except SyntaxError:
+        return [nodes]
+    count = sum(isinstance(node, ast.BinOp) and operator is type(node.op) for node in ast.walk(tree))
+    return [nodes[k::count] for k in range(count)] if count > 1 and len(nodes) % count == 0 else [nodes]
 
 
 def _reshaped(sheet: FormulaView) -> Iterator[Edit]:
@@ -916,6 +932,22 @@ def _swapped_operands(sheet: FormulaView, k: int) -> Iterator[Edit]:
         yield Edit("sign", "a sign", text, {k: lambda get, own: opposite(get(first), get(second))}, 2, at=k)
 
 
+#: Comparisons: with exchanged operands, and the opposite.
+COMPARED = {"lt": ("gt", "ge"), "gt": ("lt", "le"), "le": ("ge", "gt"), "ge": ("le", "lt")}
+
+
+def _comparison(sheet: FormulaView, k: int) -> Iterator[Edit]:
+    first, second = sheet.nodes[k].given
+    for name in COMPARED[sheet.nodes[k].operation]:
+        text = f"{name}() stands in the place of {sheet.where(k)}"
+        change = partial(_compared, OPERATIONS[name], first, second)
+        yield Edit("comparison", "a comparison", text, {k: change}, 1, at=k)
+
+
+def _compared(compare: Callable[..., Any], first: int, second: int, get: Get, own: Any) -> np.ndarray:
+    return np.asarray(compare(get(first), get(second)))
+
+
 def _product(sheet: FormulaView, k: int) -> Iterator[Edit]:
     if sheet.nodes[k].operation == "div":
         yield from _divided(sheet, k)
@@ -923,6 +955,7 @@ def _product(sheet: FormulaView, k: int) -> Iterator[Edit]:
 
 
 _BY_OPERATION: dict[str, Callable[[FormulaView, int], Iterator[Edit]]] = {
+    **dict.fromkeys(COMPARED, _comparison),
     **BY_OPERATION,
     "act": _act,
     "softmax": _softmax,

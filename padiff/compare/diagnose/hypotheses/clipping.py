@@ -201,6 +201,11 @@ def hypotheses(scene: DiffContext) -> Iterator[Hypothesis]:
         yield from _by_value(scene, gradients)
 
 
+def while_scaled(scene: DiffContext) -> Iterator[Hypothesis]:
+    """Yield the hypothesis that a side clips scaled gradients, for a first diff in a loss that a loop scales itself."""
+    yield from _while_scaled(scene, gradients_of(scene))
+
+
 def _of_fewer(scene: DiffContext, gradients: Gradients) -> Iterator[Hypothesis]:
     """Yield hypotheses that both sides clip by total norm, and one side lacks gradients of some parameters."""
     norms = gradients.all_norms
@@ -363,6 +368,7 @@ def _while_scaled(scene: DiffContext, gradients: Gradients) -> Iterator[Hypothes
     measured = next((d.figures for d in scene.step if d.pair.stage == "grad" and is_of_loss(d.pair.anchor)), None)
     for side, other_side, below in ((*SIDES.swapped(), ratio), (*SIDES, 1 / ratio)):
         scale, norm = getattr(sides, side).loss_scale, getattr(norms, side)
+        scale = scale if scale != 1 else _written_scale(scene, side)
         if scale <= 1 or below >= 1 or not 0 < norm < math.inf:
             continue
         limit = norm * scale
@@ -377,12 +383,24 @@ def _while_scaled(scene: DiffContext, gradients: Gradients) -> Iterator[Hypothes
             f"{rounded if is_round else limit:.6g}: without the scale their norm is {norm:.5g}, the {other_side}'s is "
             f"{getattr(norms, other_side):.5g}"
         )
-        fix = "scaler.unscale_(optimizer)" if side == "candidate" else ""
+        by_scaler = getattr(sides, side).loss_scale != 1
+        fix = "scaler.unscale_(optimizer)" if by_scaler and side == "candidate" else ""
         # The ratio is not solved for: the two norms give it.
         exact = partial(scaled, gradients.tensors, norms.candidate / norms.reference)
         name = "clipping before unscaling"
         # The norm that clipping measured shows the order in the code.
         yield Hypothesis("clip_scaled", name, text, exact, "gradients", 0, 3, 1, fix, code=clipped)
+
+
+def _written_scale(scene: DiffContext, side: str) -> float:
+    """Return the number that a side's loop multiplies its loss by: all its backward's gradients are one multiple of the
+    other side's; 1 if they are not.
+    """
+    figures = [d.figures for d in scene.diffs("backward") if d.figures is not None and d.figures.reference_l2]
+    sides = [Both(each.reference_l2, each.candidate_l2).swapped(side == SIDES.candidate) for each in figures]
+    ratios = [each.reference / each.candidate for each in sides if each.candidate]
+    is_multiple = ratios and max(ratios) - min(ratios) <= SAME * max(ratios)
+    return float(np.median(ratios)) if is_multiple else 1.0
 
 
 def _clip_ratio(figures: Figures, side: str) -> float:

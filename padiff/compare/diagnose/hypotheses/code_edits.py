@@ -30,6 +30,7 @@ from padiff.compare.diagnose.computing.edit import (
 )
 from padiff.compare.diagnose.computing.formula import UnknownError
 from padiff.compare.diagnose.computing.operation_edits import (
+    COMPARED,
     exchanged_operations,
     of_all_turns,
     operation_edits,
@@ -72,7 +73,10 @@ _NEARER, _ROUNDED = 3.0, 0.5
 _OF_REFERENCE, _OF_CANDIDATE = "in the candidate, ", "the values agree if, in the candidate, "
 
 # Kinds of edits of a call's operands: the other side has to compute what the edited call gives.
-_OF_OPERANDS = frozenset({"parts_order", "axes_order"})
+_OF_OPERANDS = frozenset({"parts_order", "axes_order", "comparison"})
+
+# Kinds of edits that the other side's code may contradict: it shows what it computes there.
+_CONTRADICTED = frozenset({"operands", "comparison", "loss_shapes"})
 
 # Kinds of edits that put another function in the place of one.
 _OTHER_FUNCTIONS = frozenset({"activation", "axis", "reduction_form", "softmax_axis"})
@@ -150,8 +154,11 @@ class Case:
         if partner is not None:
             return other.line(partner)
         followers = {node.operation for node in sheet.nodes if edit.at in node.given}
-        given, equal = sheet.nodes[edit.at].given if edit.at >= 0 else (), list[int]()
-        operands = given
+        operands, equal = sheet.nodes[edit.at].given if edit.at >= 0 else (), list[int]()
+        if edit.kind == "mask_missing":  # the other side goes on with what the mask is for
+            operands = tuple(g for user in sheet.users(edit.at) for g in sheet.nodes[user].given if g != edit.at)
+        operands = tuple(g for g in operands if not sheet.is_number(g)) or operands
+        given = operands
         while given and not (equal := [k for g in given for k in other.equal(sheet.formula.values[g])]):
             followers |= {sheet.nodes[g].operation for g in given}  # the other side takes it in another order
             given = tuple(above for g in given for above in sheet.nodes[g].given)
@@ -201,7 +208,8 @@ class Case:
         key = self._layer(call.layer, found.surplus) or call.layer, call.function, call.nth
         called = None
         for k, theirs in enumerate(other.nodes):
-            if theirs.about >= 0 and theirs.operation == node.operation and equal & {*theirs.given}:
+            is_kind = theirs.operation == node.operation or {theirs.operation, node.operation} <= COMPARED.keys()
+            if theirs.about >= 0 and is_kind and equal & {*theirs.given}:
                 return k
             about = other.graph.trace.calls[theirs.about] if theirs.about >= 0 else None
             alike = [other.formula.values[g].size for g in theirs.given] == [
@@ -297,6 +305,18 @@ def _computes(other: FormulaView, found: Found) -> bool:
     """Return True if the other side's code computes what an edited node gives."""
     value = found.sheet.formula.changed(found.edit.changes, found.edit.at)
     return value is not None and bool(other.equal(value))
+
+
+def _contradicts(other: FormulaView, sheet: FormulaView, edit: Edit) -> bool:
+    """Return True if the other side's code makes such a call, and gets what a node gives without an edit of it; or has
+    no tensor of the shape that the edit makes.
+    """
+    values = sheet.formula.values[edit.at], sheet.formula.changed(edit.changes, edit.at)
+    name = sheet.function(edit.at)
+    if edit.kind == "loss_shapes":
+        return values[1] is not None and all(each.shape != values[1].shape for each in other.formula.values)
+    calls = [value is not None and any(other.function(k) == name for k in other.equal(value)) for value in values]
+    return calls == [True, False]
 
 
 def _calls(graph: Graph, function: str, layer: str | None) -> list[tuple[TracedCall, int]]:
@@ -572,11 +592,15 @@ def tried(
     if some is None:
         some = () if surplus else numbers(sheet)
 
+    partner = case.sheets.swapped(surplus).candidate
+
     def look(edit: Edit) -> None:
         result = sheet.formula.changed(edit.changes)
         if result is None or result.shape != target.shape or np.array_equal(result, unchanged):
             return
         if edit.kind in _OTHER_FUNCTIONS and _flattens(sheet, edit):
+            return
+        if partner is not None and edit.kind in _CONTRADICTED and _contradicts(partner, sheet, edit):
             return
         # Edits that the code of both sides shows are few; the others are guesses.
         counts[edit.other >= 0] += 1

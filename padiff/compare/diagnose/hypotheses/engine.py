@@ -60,9 +60,10 @@ GROUPS: Mapping[str, tuple[Group, ...]] = {
         unowned_weights.clamped_within_step,
         outputs.hypotheses,
     ),
-    "loss": (loss_code.hypotheses, loss_schedule.hypotheses, gradients.backward_hypotheses),
+    "loss": (clipping.while_scaled, loss_code.hypotheses, loss_schedule.hypotheses, gradients.backward_hypotheses),
     "backward": (
         missing_gradient.not_detached,
+        clipping.while_scaled,
         loss_code.hypotheses,
         loss_schedule.hypotheses,
         gradients.backward_hypotheses,

@@ -464,8 +464,16 @@ def _departing(scene: DiffContext) -> tuple[str, bool]:
 
 def _stale(scene: DiffContext, gradients: Gradients) -> Iterator[Hypothesis]:
     """Yield hypotheses that gradients of an earlier step were added to this step's, or replaced them."""
-    for number in scene.earlier[::-1][:_BEFORE]:
-        before, now = scene.pairs(number, "grad"), scene.pairs(scene.number, "grad")
+    now = scene.pairs(scene.number, "grad")
+    for number in (scene.number, *scene.earlier[::-1][:_BEFORE]):
+        before = scene.pairs(number, "grad")
+        text = f"the candidate's gradients are this step's plus those of step {number}: they were not zeroed after it"
+        if number == scene.number:  # a step may hold several updates
+            before = {(layer, slot, call + 1): pair for (layer, slot, call), pair in now.items()}
+            text = (
+                "the candidate's gradients are those of this update plus those of the update before it in the step: "
+                "they were not zeroed after it"
+            )
         old: list[np.ndarray | None] = []
         for place, tensor in zip(gradients.places, gradients.tensors):
             values = like(before[place], now[place], LOOKED_AT) if place in before and place in now else None
@@ -484,12 +492,14 @@ def _stale(scene: DiffContext, gradients: Gradients) -> Iterator[Hypothesis]:
         yield Hypothesis(
             "stale_gradient",
             f"gradients of step {number}",
-            f"the candidate's gradients are this step's plus those of step {number}: they were not zeroed after it",
+            text,
             lambda with_old=with_old: with_old(1.0),  # type: ignore[misc]
             "gradients",
             tried=_BEFORE,
             fix=parameter_history.zeroing(scene.frameworks.candidate),
         )
+        if number == scene.number:
+            continue
         yield Hypothesis(
             "gradient_of_another_step",
             f"gradients of step {number} alone",

@@ -168,7 +168,9 @@ def weigh(predictions: Iterable[Prediction]) -> Fit:
         numbers += int(np.count_nonzero((errors > PROVEN) & (residuals <= errors / LIKELY)))
         worst = max(worst, math.sqrt(square / residuals.size))
         tensors, elements = tensors + 1, elements + residuals.size
-        room = prediction.limit * max(_norm(prediction.predicted), _norm(prediction.without))
+        # Without a limit any error passes, also of a tensor of zeros.
+        norm = max(_norm(prediction.predicted), _norm(prediction.without))
+        room = prediction.limit * norm if math.isfinite(prediction.limit) else math.inf
         within = within and _norm(prediction.actual - prediction.predicted) <= room
         needless = needless and math.isfinite(room) and _norm(prediction.actual - prediction.without) <= room
         if square > square_without * _HOPELESS**2 and square > residuals.size * WORST**2:

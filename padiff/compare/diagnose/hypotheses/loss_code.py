@@ -572,7 +572,9 @@ def _as_told(trial: Found, candidate: FormulaView | None, one: bool) -> Found:
 def _of_scale(trial: Found) -> Found:
     """Return an edit that scales the whole loss as not telling, as the scale is an effect of many causes."""
     edit, sheet = trial.edit, trial.sheet
-    scales = edit.kind in ("scale", "loss_scale", "scale_missing") and edit.at >= 0 and sheet.shape(edit.at) == ()
+    scales = edit.kind in ("scale", "loss_scale", "scale_missing") and edit.at >= 0
+    whole = scales and multiple_of(trial.made, sheet.formula.values[sheet.formula.end]) is not None
+    scales = scales and (whole or sheet.shape(edit.at) == ())
     return replace(trial, edit=replace(edit, telling=False, rank=3)) if scales else trial
 
 
@@ -969,7 +971,7 @@ def sheet_of(
         formula = writer.write(end, (), outputs - {end})
     except (UnknownError, ValueError, IndexError, PadiffError):
         return None
-    if formula.values[formula.end].shape != () or sum(value.size for value in formula.values) > 10 * _MOST:
+    if formula.values[formula.end].size != 1 or sum(value.size for value in formula.values) > 10 * _MOST:
         return None
     return FormulaView(writer, graph, False)
 

@@ -501,20 +501,26 @@ def _second_order(scene: DiffContext) -> Iterator[Cause]:
 def _without_graph(scene: DiffContext) -> Iterator[Cause]:
     """Yield the cause that only one side keeps the graph of the gradients that both loops ask for."""
     steps = scene.sides(scene.number)
-    if steps is None or any(not diff.passed for diff in scene.diffs("forward", "loss")):
+    here = scene.diff.pair.anchor.order
+    if steps is None or any(not d.passed and d.pair.anchor.order < here for d in scene.diffs("forward", "loss")):
         return
-    calls = steps.map(lambda step: [call for call in step.trace.calls if call.function == GRAD])
-    kept = calls.map(lambda side: [bool(call.arguments.get("create_graph", False)) for call in side])
-    if len(kept.reference) != len(kept.candidate) or kept.reference == kept.candidate:
+    calls, flags = _asked(steps)
+    if len(flags.reference) != len(flags.candidate) or flags.reference == flags.candidate:
         return
-    place = next(k for k, flags in enumerate(zip(*kept)) if flags[0] != flags[1])
-    side, other_side = SIDES.swapped() if kept.reference[place] else SIDES
+    place = next(k for k, both in enumerate(zip(*flags)) if both[0] != both[1])
+    side, other_side = SIDES.swapped() if flags.reference[place] else SIDES
     text = (
         f"the {side} asks for gradients without create_graph=True, the {other_side} with it: to the {side} they are "
         "constants, through which no gradient comes back"
     )
     fix = "create_graph=True" if side == "candidate" else ""
     yield Cause("second_order", text, fix=fix, lines=calls.map(lambda side: side[place].line))
+
+
+def _asked(steps: Both[Step]) -> tuple[Both[list[TracedCall]], Both[list[bool]]]:
+    """Return the loops' calls for gradients, and for each True if it keeps the graph."""
+    calls = steps.map(lambda step: [call for call in step.trace.calls if call.function == GRAD])
+    return calls, calls.map(lambda side: [bool(call.arguments.get("create_graph", False)) for call in side])
 
 
 # Largest relative difference of two values of one loss.
@@ -587,7 +593,7 @@ def one_sided(scene: DiffContext) -> Iterator[Cause]:
     Only layers count in which other gradients come back on both sides, as frameworks record some gradients only.
     """
     yield from _without_graph(scene)
-    path = scene.diff.pair.anchor.layer
+    path, steps = scene.diff.pair.anchor.layer, scene.sides(scene.number)
     backward = [d for d in scene.step if d.pair.stage == "backward" and d.pair.anchor.layer != LOOP]
     answered = {(d.pair.anchor.layer, _output(d)) for d in backward if d.pair.complete}
     forward = {place_of(d.pair): d for d in scene.step if d.pair.stage == "forward" and d.pair.complete}
@@ -603,6 +609,8 @@ def one_sided(scene: DiffContext) -> Iterator[Cause]:
                 continue
             yield from _without_backward(scene)
             again = "@" in anchor.slot
+            if again and steps is not None and any(flags := _asked(steps)[1]) and flags.reference == flags.candidate:
+                continue  # both keep the graph of what they ask for: one framework does not tell of the second gradient
             lines = UNKNOWN_LINES if again else _lines_of_cut(scene, diff.pair, side)
             if any(lines):
                 text = (

@@ -320,7 +320,8 @@ def _hypothesis(
     changes: int,
 ) -> Hypothesis:
     fitted = wrong[0].fit
-    kind, name = kind_of(change, fitted)
+    shown = _undeclared(scene, wrong[0], change)
+    kind, name = kind_of(shown, fitted)
     rest = _rest(tracks, parameters, wrong, change) or _spoilt(tracks, parameters, wrong, change)
     scope = scope_text([parameter.track for parameter in wrong], rest)
     sites = {_site(scene, tracks, parameter) for parameter in wrong}
@@ -331,14 +332,14 @@ def _hypothesis(
             each
             for each in scene.declared
             if each.name == "weight_decay" and each.parameters.candidate and sites <= {*each.parameters.candidate}
-            if {*change.settings} <= {"weight_decay", "decoupled"} and (kept in each.fix or "Attr(" in each.fix)
+            if {*shown.settings} <= {"weight_decay", "decoupled"} and (kept in each.fix or "Attr(" in each.fix)
         ),
         None,
     )
     return Hypothesis(
         kind,
         name,
-        sentence_of(change, fitted, tracks) + scope,
+        sentence_of(shown, fitted, tracks) + scope,
         lambda: _predictions(scene, tracks, wrong, change),
         what="parameters' updates",
         free=change.free,
@@ -352,7 +353,7 @@ def _hypothesis(
         else parameter_history.optimizer(
             scene.frameworks.candidate,
             fitted,
-            {**change.settings},
+            {**shown.settings},
             bool(change.rules),
             _declared_rule(scene, wrong[0]),
             [_site(scene, tracks, parameter) for parameter in wrong] if rest else (),
@@ -363,6 +364,21 @@ def _hypothesis(
         # A factor of the updates has many possible causes; and many rules and settings give the same first step.
         telling="rate" not in change.settings and (changes == 1 or len(tracks.numbers) >= _TELLING),
     )
+
+
+def _undeclared(scene: DiffContext, parameter: Parameter, change: Change) -> Change:
+    """Return a change without the settings that both runs declare alike: tiny gradients of the reference do not show
+    them.
+    """
+    groups = declared_groups(scene, parameter.track.place)
+    rest = {
+        name: value
+        for name, value in change.settings.items()
+        if groups is None
+        or not np.isclose(float(groups.reference.setting(name, np.nan)), value, rtol=1e-2, atol=0)
+        or groups.reference.setting(name) != groups.candidate.setting(name)
+    }
+    return replace(change, settings=rest) if rest else change
 
 
 def _is_right(
