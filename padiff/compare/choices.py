@@ -583,7 +583,7 @@ def moved_threshold(tables: Both[Tables]) -> float | None:
     """
     known = _common(tables, tables.map(lambda side: side.places[0]))[2]
     counts = all((side == np.round(side)).all() for side in known)
-    if counts or known.reference.size < min(_LEAST_SCORES, tables.reference.places.size):
+    if counts or known.reference.size < _LEAST_SCORES:
         return None
     moves: list[float] = []
     for sign in (1, -1):

@@ -929,12 +929,12 @@ def _ranking(traces: Both[Trace], parts: Both[tuple[TracedCall, ...]]) -> Cause 
         return None  # what the code takes is known of steps with calls of functions only
     own = sides.map(lambda side: masked(*side))
     if any(own) and all(counts) and not counts.reference & counts.candidate and not opposed(traces, parts):
-        counts = sides.zip(own).map(lambda side: taken(*side[0], side[1]))  # as many, from the other end
-        if counts.reference & counts.candidate:
+        others = sides.zip(own).map(lambda side: taken(*side[0], side[1]))  # as many, from the other end
+        if others.reference & others.candidate:
             first = own.candidate.largest if own.candidate else ends.candidate
             words = Both(*("least", "largest") if first else ("largest", "least"))
             text = (
-                f"the code takes the {min(counts.candidate)} {words.candidate} scores of each row of "
+                f"the code takes the {min(others.candidate)} {words.candidate} scores of each row of "
                 f"{names.candidate}() in `{where}`, the reference the {words.reference} of {names.reference}()"
             )
             return Cause("choice_part", text, lines=lines)
