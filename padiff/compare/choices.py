@@ -228,12 +228,12 @@ def _at_kinks(traces: Both[Trace], alignment: Alignment) -> Iterator[Flips]:
     """
     calls = traces.map(lambda trace: [(k, call) for k, call in enumerate(trace.calls) if call.function == "relu"])
     partners = {LOOP: LOOP, **{pair.reference.path: pair.candidate.path for pair in alignment.pairs}}
-    others = {(call.layer, call.call, call.nth): call for _, call in calls.candidate}
+    counterparts = {(call.layer, call.call, call.nth): call for _, call in calls.candidate}
     for position, call in calls.reference:
-        other = others.get((partners.get(call.layer, ""), call.call, call.nth))
-        if other is None or not call.outputs or not other.outputs:
+        counterpart = counterparts.get((partners.get(call.layer, ""), call.call, call.nth))
+        if counterpart is None or not call.outputs or not counterpart.outputs:
             continue
-        tensors = traces.zip(Both(call, other)).map(lambda side: side[0].tensors[side[1].outputs[0].tensor])
+        tensors = traces.zip(Both(call, counterpart)).map(lambda side: side[0].tensors[side[1].outputs[0].tensor])
         sources = [tensor.source for tensor in tensors if tensor.source is not None and not tensor.source.sketched]
         coarse = any(tensor.dtype in ("float16", "bfloat16") for tensor in tensors)  # whose limits hold such elements
         if coarse or tensors.reference.shape != tensors.candidate.shape or len(sources) < 2:
@@ -243,7 +243,7 @@ def _at_kinks(traces: Both[Trace], alignment: Alignment) -> Iterator[Flips]:
         flipped &= distance <= allowed(tensors.reference.dtype, "forward") * _rms(values[0])
         if flipped.any():
             yield Flips(
-                calls=Both(call, other),
+                calls=Both(call, counterpart),
                 position=position,
                 grid=tensors.reference.shape,
                 rows=flipped.size,
@@ -490,21 +490,21 @@ def _paired(choosers: Both[list[_Chooser]], alignment: Alignment) -> Iterator[Bo
                 yield Both([here], [partner])
 
 
-def _repeated(some: Sequence[_Chooser], others: Sequence[_Chooser]) -> list[Both[list[_Chooser]]]:
+def _repeated(choosers: Sequence[_Chooser], partners: Sequence[_Chooser]) -> list[Both[list[_Chooser]]]:
     """Return the calls of a line of code that a loop over the samples repeats, with the one call of the other side for
     all samples: first those with the same scores.
     """
     pairs: list[tuple[int, Both[list[_Chooser]]]] = []
-    lines = Both(some, others).map(_by_line)
+    lines = Both(choosers, partners).map(_by_line)
     for sides in (Both(*pair) for pair in product(lines.reference.values(), lines.candidate.values())):
-        whole, parts = sorted(sides, key=len)
-        if len(whole) == 1 < len(parts) and {(len(parts), *each.shape) for each in parts} == {whole[0].shape}:
+        single, parts = sorted(sides, key=len)
+        if len(single) == 1 < len(parts) and {(len(parts), *each.shape) for each in parts} == {single[0].shape}:
             pairs.append((_agreement(*sides), sides))
-    best: list[Both[list[_Chooser]]] = []
+    matches: list[Both[list[_Chooser]]] = []
     for agreement, pair in sorted(pairs, key=lambda each: -each[0]):
-        if agreement and not any(side is other for made in best for side, other in zip(pair, made)):
-            best.append(pair)
-    return best
+        if agreement and not any(side is group for match in matches for side, group in zip(pair, match)):
+            matches.append(pair)
+    return matches
 
 
 def _by_line(choosers: Sequence[_Chooser]) -> dict[tuple[Frame | None, str, str], list[_Chooser]]:
@@ -514,30 +514,30 @@ def _by_line(choosers: Sequence[_Chooser]) -> dict[tuple[Frame | None, str, str]
     return lines
 
 
-def _by_scores(some: Sequence[_Chooser], others: Sequence[_Chooser]) -> list[Match]:
+def _by_scores(choosers: Sequence[_Chooser], partners: Sequence[_Chooser]) -> list[Match]:
     """Return the blocks of calls that correspond, in order: those with the same scores, and between these those that
     choose as many of as many places. One side may choose in several calls where the other makes one.
     """
-    if len(some) * len(others) > _CALLS:
-        table = np.zeros((len(some), len(others)), np.int64)
+    if len(choosers) * len(partners) > _CALLS:
+        table = np.zeros((len(choosers), len(partners)), np.int64)
     else:
-        table = np.array([[_agreement([here], [partner]) for partner in others] for here in some], np.int64)
-        lines = {(some[k].call.line, others[m].call.line) for k, m in np.argwhere(table == 2)}
+        table = np.array([[_agreement([chooser], [partner]) for partner in partners] for chooser in choosers], np.int64)
+        lines = {(choosers[k].call.line, partners[m].call.line) for k, m in np.argwhere(table == 2)}
         for k, m in np.argwhere(table == 0):  # a loop's later rounds: by then all rows may hold other scores
-            if (some[k].call.line, others[m].call.line) in lines and some[k].rows == others[m].rows:
+            if (choosers[k].call.line, partners[m].call.line) in lines and choosers[k].rows == partners[m].rows:
                 table[k, m] = 1
-    best = np.zeros((len(some) + 1, len(others) + 1), np.int64)  # of the calls from two positions on
+    totals = np.zeros((len(choosers) + 1, len(partners) + 1), np.int64)  # of the calls from two positions on
     for k, m in np.ndindex(*table.shape):
-        row, column = len(some) - 1 - k, len(others) - 1 - m
-        best[row, column] = max(
-            best[row + 1, column], best[row, column + 1], table[row, column] + best[row + 1, column + 1]
+        row, column = len(choosers) - 1 - k, len(partners) - 1 - m
+        totals[row, column] = max(
+            totals[row + 1, column], totals[row, column + 1], table[row, column] + totals[row + 1, column + 1]
         )
     blocks, start, k, m = [], (0, 0), 0, 0
-    keys = Both(some, others).map(lambda side: [(*each.key, each.is_counted) for each in side])
+    keys = Both(choosers, partners).map(lambda side: [(*each.key, each.is_counted) for each in side])
     while True:
-        ends = k == len(some) or m == len(others)
-        if ends or (table[k, m] and best[k, m] == table[k, m] + best[k + 1, m + 1]):
-            until = (len(some), len(others)) if ends else (k, m)
+        ends = k == len(choosers) or m == len(partners)
+        if ends or (table[k, m] and totals[k, m] == table[k, m] + totals[k + 1, m + 1]):
+            until = (len(choosers), len(partners)) if ends else (k, m)
             between = keys.reference[start[0] : until[0]], keys.candidate[start[1] : until[1]]
             matches = SequenceMatcher(None, *between, autojunk=False).get_matching_blocks()[:-1]
             blocks += [Match(start[0] + each.a, start[1] + each.b, each.size) for each in matches]
@@ -546,49 +546,53 @@ def _by_scores(some: Sequence[_Chooser], others: Sequence[_Chooser]) -> list[Mat
                 return blocks
             k, m = start = k + 1, m + 1
         else:
-            k, m = (k + 1, m) if best[k, m] == best[k + 1, m] else (k, m + 1)
+            k, m = (k + 1, m) if totals[k, m] == totals[k + 1, m] else (k, m + 1)
 
 
-def _agreement(calls: Sequence[_Chooser], others: Sequence[_Chooser]) -> int:
+def _agreement(choosers: Sequence[_Chooser], partners: Sequence[_Chooser]) -> int:
     """Return 2 if calls of two sides choose by the same scores, 1 if by the same up to a number (another threshold),
     else 0.
     """
-    here, partner = calls[0], others[0]
-    if bool(here.choice.chosen) != bool(partner.choice.chosen):
+    chooser, partner = choosers[0], partners[0]
+    if bool(chooser.choice.chosen) != bool(partner.choice.chosen):
         return 0
-    if sum(each.rows for each in calls) != sum(each.rows for each in others):
+    if sum(each.rows for each in choosers) != sum(each.rows for each in partners):
         return 0
-    tables = Both(calls, others).map(
+    tables = Both(choosers, partners).map(
         lambda side: side[0].tables if len(side) == 1 else _joined_tables(side[0].trace, [each.call for each in side])
     )
     if tables.reference is None or tables.candidate is None:
         return 0
     sides = Both(tables.reference, tables.candidate)
-    if not here.choice.chosen:
+    if not chooser.choice.chosen:
         return 2 - (moved != 0) if (moved := moved_threshold(sides)) is not None else 0
-    if not _take_alike(here, partner) or here.key[1] != partner.key[1] or here.choice.every != partner.choice.every:
+    if (
+        not _take_alike(chooser, partner)
+        or chooser.key[1] != partner.key[1]
+        or chooser.choice.every != partner.choice.every
+    ):
         return 0
     width = 1 + max(int(side.places.max(initial=0)) for side in sides)
     if width * len(sides.reference.places) > _MOST or len({len(side.places) for side in sides}) > 1:
         return 0
-    known = sides.map(lambda side: _spread(side.scores, side.places, width))
-    few = (np.isfinite(known.reference) & np.isfinite(known.candidate)).sum() < _LEAST_SCORES
-    none = np.zeros(len(known.reference), np.bool_)
-    return 0 if few else 2 * int(_apart(_in_one_form(_masked(known), none), none) <= _OTHER)
+    scores = sides.map(lambda side: _spread(side.scores, side.places, width))
+    few = (np.isfinite(scores.reference) & np.isfinite(scores.candidate)).sum() < _LEAST_SCORES
+    none = np.zeros(len(scores.reference), np.bool_)
+    return 0 if few else 2 * int(_apart(_in_one_form(_masked(scores), none), none) <= _OTHER)
 
 
 def moved_threshold(tables: Both[Tables]) -> float | None:
     """Return what the candidate's distances of elements to its threshold lack to be the reference's, from either side
     of it; 0 within rounding, `None` if they are distances of other elements.
     """
-    known = _common(tables, tables.map(lambda side: side.places[0]))[2]
-    counts = all((side == np.round(side)).all() for side in known)
-    if counts or known.reference.size < _LEAST_SCORES:
+    margins = _common(tables, tables.map(lambda side: side.places[0]))[2]
+    counts = all((side == np.round(side)).all() for side in margins)
+    if counts or margins.reference.size < _LEAST_SCORES:
         return None
     moves: list[float] = []
     for sign in (1, -1):
-        distances = known.reference - sign * known.candidate
-        shift, size = float(np.median(distances)), float(np.std(known.reference))
+        distances = margins.reference - sign * margins.candidate
+        shift, size = float(np.median(distances)), float(np.std(margins.reference))
         if np.median(np.abs(distances - shift)) <= _OTHER * size:
             moves.append(sign * shift if abs(shift) > _OTHER * size else 0.0)
     return min(moves, key=abs, default=None)
@@ -626,9 +630,9 @@ def _alike(choosers: Sequence[_Chooser], others: Sequence[_Chooser]) -> bool:
     return all(map(_take_alike, choosers, others))
 
 
-def _take_alike(here: _Chooser, partner: _Chooser) -> bool:
+def _take_alike(chooser: _Chooser, partner: _Chooser) -> bool:
     """Return False if one call takes the first places, the other one rank; a call may rank all places for either."""
-    return any(each.call.function in WHOLE for each in (here, partner)) or (here.first is None) == (
+    return any(each.call.function in WHOLE for each in (chooser, partner)) or (chooser.first is None) == (
         partner.first is None
     )
 

@@ -873,12 +873,12 @@ def _thresholds(traces: Both[Trace], end: int) -> Cause | None:
     return None
 
 
-def _moved(others: Sequence[TracedCall], traces: Both[Trace], call: TracedCall) -> tuple[float, TracedCall] | None:
+def _moved(calls: Sequence[TracedCall], traces: Both[Trace], call: TracedCall) -> tuple[float, TracedCall] | None:
     """Return the call of the reference that compares the same elements as a candidate's, and what its number lacks."""
     table, moves = tables_of(traces.candidate, call), []
-    for each in others:
-        other = tables_of(traces.reference, each) if number(each) is not None and each.layer == call.layer else None
-        moved = moved_threshold(Both(other, table)) if other is not None and table is not None else None
+    for each in calls:
+        expected = tables_of(traces.reference, each) if number(each) is not None and each.layer == call.layer else None
+        moved = moved_threshold(Both(expected, table)) if expected is not None and table is not None else None
         if moved is not None:
             moves.append((moved if call.function in ("lt", "le") else -moved, each))
     return min(moves, key=lambda move: abs(move[0]), default=None)
@@ -927,14 +927,14 @@ def _ranking(traces: Both[Trace], parts: Both[tuple[TracedCall, ...]]) -> Cause 
     by_one_name = names.reference == names.candidate and names.reference not in WHOLE  # such a call has its `k`
     if not by_one_name and not all(trace.functions for trace in traces):
         return None  # what the code takes is known of steps with calls of functions only
-    own = sides.map(lambda side: masked(*side))
-    if any(own) and all(counts) and not counts.reference & counts.candidate and not opposed(traces, parts):
-        others = sides.zip(own).map(lambda side: taken(*side[0], side[1]))  # as many, from the other end
-        if others.reference & others.candidate:
-            first = own.candidate.largest if own.candidate else ends.candidate
+    plain_masks = sides.map(lambda side: masked(*side))
+    if any(plain_masks) and all(counts) and not counts.reference & counts.candidate and not opposed(traces, parts):
+        sizes = sides.zip(plain_masks).map(lambda side: taken(*side[0], side[1]))  # as many, from the other end
+        if sizes.reference & sizes.candidate:
+            first = plain_masks.candidate.largest if plain_masks.candidate else ends.candidate
             words = Both(*("least", "largest") if first else ("largest", "least"))
             text = (
-                f"the code takes the {min(others.candidate)} {words.candidate} scores of each row of "
+                f"the code takes the {min(sizes.candidate)} {words.candidate} scores of each row of "
                 f"{names.candidate}() in `{where}`, the reference the {words.reference} of {names.reference}()"
             )
             return Cause("choice_part", text, lines=lines)
