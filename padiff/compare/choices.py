@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from difflib import Match, SequenceMatcher
 from functools import cached_property, partial
+from itertools import product
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -54,6 +55,8 @@ _FEW = 2
 _TWICE = 2
 # Largest number of scores for which a table of all places is made.
 _MOST = 1 << 24
+# Largest number of pairs of calls whose scores are held against each other; least number of scores that tell.
+_CALLS, _LEAST_SCORES = 1 << 12, 8
 
 
 _NO_PLACES: Mapping[int, np.ndarray] = MappingProxyType({})
@@ -112,6 +115,7 @@ class Flips:
         rules: which of equal scores each side takes: ``the first``, ``the last``, ``any``, ``all`` or ``none``; `None`
             if there are no such rows.
         alone: True for bounds of one side, which the other side writes otherwise: elements at them count.
+        few: number of elements on the side of a threshold where the fewer lie; 0 if not all elements were recorded.
         others: True if most values that two calls compare with a threshold differ by more than rounding.
     """
 
@@ -140,6 +144,7 @@ class Flips:
     shift: float = 0.0
     others: bool = False
     alone: bool = False
+    few: int = 0
     tied: int = 0
     rules: Both[str] | None = None
 
@@ -212,7 +217,48 @@ def flips_of(
             flips.count or flips.shared or flips.shift or flips.chosen.reference != flips.chosen.candidate
         ):
             found.append(flips)
-    return sorted([*found, *_at_bounds(traces, alignment)], key=lambda each: each.position)
+    at_kinks = _at_kinks(traces, alignment)
+    return sorted([*found, *_at_bounds(traces, alignment), *at_kinks], key=lambda each: each.position)
+
+
+def _at_kinks(traces: Both[Trace], alignment: Alignment) -> Iterator[Flips]:
+    """Yield the calls of ReLU with elements that are 0 on one side only: no gradient passes there.
+
+    Sums of quantised numbers are often 0 on one side, and the rounding of one on the other.
+    """
+    calls = traces.map(lambda trace: [(k, call) for k, call in enumerate(trace.calls) if call.function == "relu"])
+    partners = {LOOP: LOOP, **{pair.reference.path: pair.candidate.path for pair in alignment.pairs}}
+    counterparts = {(call.layer, call.call, call.nth): call for _, call in calls.candidate}
+    for position, call in calls.reference:
+        counterpart = counterparts.get((partners.get(call.layer, ""), call.call, call.nth))
+        if counterpart is None or not call.outputs or not counterpart.outputs:
+            continue
+        tensors = traces.zip(Both(call, counterpart)).map(lambda side: side[0].tensors[side[1].outputs[0].tensor])
+        sources = [tensor.source for tensor in tensors if tensor.source is not None and not tensor.source.sketched]
+        coarse = any(tensor.dtype in ("float16", "bfloat16") for tensor in tensors)  # whose limits hold such elements
+        if coarse or tensors.reference.shape != tensors.candidate.shape or len(sources) < 2:
+            continue
+        values = [source.read().astype(np.float64).reshape(-1) for source in sources]
+        flipped, distance = (values[0] > 0) != (values[1] > 0), np.abs(values[1] - values[0])
+        flipped &= distance <= allowed(tensors.reference.dtype, "forward") * _rms(values[0])
+        if flipped.any():
+            yield Flips(
+                calls=Both(call, counterpart),
+                position=position,
+                grid=tensors.reference.shape,
+                rows=flipped.size,
+                recorded=np.arange(flipped.size),
+                flipped=flipped,
+                ties=np.zeros_like(flipped),
+                error=distance,
+                moved=distance,
+                gap=distance,
+                size=_rms(values[0]),
+                chosen=Both(0, 0),
+                dtype=tensors.reference.dtype,
+                elements=View(tensors.reference.shape, flipped),
+                alone=True,
+            )
 
 
 def _at_bounds(traces: Both[Trace], alignment: Alignment) -> Iterator[Flips]:
@@ -281,7 +327,7 @@ def masked(trace: Trace, call: TracedCall, largest: bool | None = None) -> Mask 
     ranks = {o.tensor: (first or 0, 1 if first is not None else call.choice.chosen) for o in call.outputs[:1]}
     ranked = {call.inputs[0].tensor}
     for each in trace.calls:  # all elements of a tensor may be ranked as one row, and compared in its shape
-        if each.function in _RESHAPES and ranked & {o.tensor for o in (*each.inputs, *each.outputs)}:
+        if each.function in _RESHAPES | {"detach"} and ranked & {o.tensor for o in (*each.inputs, *each.outputs)}:
             ranked |= {o.tensor for o in (*each.inputs, *each.outputs)}
     for later in trace.calls:
         mask_of = [operand.tensor for operand in later.inputs if operand.tensor in ranks]
@@ -331,7 +377,12 @@ class _Chooser:
         """Number of rows; of a threshold, that of its elements."""
         if self.choice.chosen:
             return self.choice.rows
-        return math.prod(self.trace.tensors[self.call.outputs[0].tensor].shape)
+        return math.prod(self.shape)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the output."""
+        return self.trace.tensors[self.call.outputs[0].tensor].shape
 
     @property
     def scores(self) -> tuple[int, ...]:
@@ -350,6 +401,15 @@ class _Chooser:
         mask = masked(self.trace, self.call)
         by = self.first if self.choice.chosen else number(self.call)
         return self.rows, places, mask.places if mask else self.choice.chosen, by
+
+    @cached_property
+    def tables(self) -> Tables | None:
+        return tables_of(self.trace, self.call)
+
+    @property
+    def is_counted(self) -> bool:
+        """True for scores that are whole numbers: counts, or a mask."""
+        return self.tables is not None and bool((self.tables.scores == np.round(self.tables.scores)).all())
 
 
 def paired(traces: Both[Trace], alignment: Alignment) -> Iterator[tuple[int, Both[tuple[TracedCall, ...]]]]:
@@ -409,12 +469,15 @@ def _paired(choosers: Both[list[_Chooser]], alignment: Alignment) -> Iterator[Bo
             for (path, number), some in layers.reference.items()
         ]
     for some, others in groups:
-        if _alike(some, others):
-            blocks = [Match(0, 0, len(some)), Match(len(some), len(others), 0)]
-        else:  # one side may choose in several calls where the other makes one
-            keys = Both(some, others).map(lambda side: [each.key for each in side])
-            matcher = SequenceMatcher(None, keys.reference, keys.candidate, autojunk=False)
-            blocks = list(matcher.get_matching_blocks())
+        blocks = [Match(0, 0, len(some)), Match(len(some), len(others), 0)]
+        if not _alike(some, others):
+            repeated = _repeated(some, others)
+            yield from repeated
+            some, others = (
+                [each for each in side if not any(each in pair for pair in pairs)]
+                for side, pairs in zip((some, others), unzipped(repeated))
+            )
+            blocks = _by_scores(some, others)
         ends = 0, 0
         for first, second, count in blocks:
             rest = some[ends[0] : first], others[ends[1] : second]
@@ -425,6 +488,114 @@ def _paired(choosers: Both[list[_Chooser]], alignment: Alignment) -> Iterator[Bo
             ends = first + count, second + count
             for here, partner in zip(some[first : ends[0]], others[second : ends[1]]):
                 yield Both([here], [partner])
+
+
+def _repeated(choosers: Sequence[_Chooser], partners: Sequence[_Chooser]) -> list[Both[list[_Chooser]]]:
+    """Return the calls of a line of code that a loop over the samples repeats, with the one call of the other side for
+    all samples: first those with the same scores.
+    """
+    pairs: list[tuple[int, Both[list[_Chooser]]]] = []
+    lines = Both(choosers, partners).map(_by_line)
+    for sides in (Both(*pair) for pair in product(lines.reference.values(), lines.candidate.values())):
+        single, parts = sorted(sides, key=len)
+        if len(single) == 1 < len(parts) and {(len(parts), *each.shape) for each in parts} == {single[0].shape}:
+            pairs.append((_agreement(*sides), sides))
+    matches: list[Both[list[_Chooser]]] = []
+    for agreement, pair in sorted(pairs, key=lambda each: -each[0]):
+        if agreement and not any(side is group for match in matches for side, group in zip(pair, match)):
+            matches.append(pair)
+    return matches
+
+
+def _by_line(choosers: Sequence[_Chooser]) -> dict[tuple[Frame | None, str, str], list[_Chooser]]:
+    lines: dict[tuple[Frame | None, str, str], list[_Chooser]] = defaultdict(list)
+    for each in choosers:  # later steps have no lines
+        lines[each.call.line, each.call.function, str(each.call.arguments)].append(each)
+    return lines
+
+
+def _by_scores(choosers: Sequence[_Chooser], partners: Sequence[_Chooser]) -> list[Match]:
+    """Return the blocks of calls that correspond, in order: those with the same scores, and between these those that
+    choose as many of as many places. One side may choose in several calls where the other makes one.
+    """
+    if len(choosers) * len(partners) > _CALLS:
+        table = np.zeros((len(choosers), len(partners)), np.int64)
+    else:
+        table = np.array([[_agreement([chooser], [partner]) for partner in partners] for chooser in choosers], np.int64)
+        lines = {(choosers[k].call.line, partners[m].call.line) for k, m in np.argwhere(table == 2)}
+        for k, m in np.argwhere(table == 0):  # a loop's later rounds: by then all rows may hold other scores
+            if (choosers[k].call.line, partners[m].call.line) in lines and choosers[k].rows == partners[m].rows:
+                table[k, m] = 1
+    totals = np.zeros((len(choosers) + 1, len(partners) + 1), np.int64)  # of the calls from two positions on
+    for k, m in np.ndindex(*table.shape):
+        row, column = len(choosers) - 1 - k, len(partners) - 1 - m
+        totals[row, column] = max(
+            totals[row + 1, column], totals[row, column + 1], table[row, column] + totals[row + 1, column + 1]
+        )
+    blocks, start, k, m = [], (0, 0), 0, 0
+    keys = Both(choosers, partners).map(lambda side: [(*each.key, each.is_counted) for each in side])
+    while True:
+        ends = k == len(choosers) or m == len(partners)
+        if ends or (table[k, m] and totals[k, m] == table[k, m] + totals[k + 1, m + 1]):
+            until = (len(choosers), len(partners)) if ends else (k, m)
+            between = keys.reference[start[0] : until[0]], keys.candidate[start[1] : until[1]]
+            matches = SequenceMatcher(None, *between, autojunk=False).get_matching_blocks()[:-1]
+            blocks += [Match(start[0] + each.a, start[1] + each.b, each.size) for each in matches]
+            blocks.append(Match(*until, int(not ends)))
+            if ends:
+                return blocks
+            k, m = start = k + 1, m + 1
+        else:
+            k, m = (k + 1, m) if totals[k, m] == totals[k + 1, m] else (k, m + 1)
+
+
+def _agreement(choosers: Sequence[_Chooser], partners: Sequence[_Chooser]) -> int:
+    """Return 2 if calls of two sides choose by the same scores, 1 if by the same up to a number (another threshold),
+    else 0.
+    """
+    chooser, partner = choosers[0], partners[0]
+    if bool(chooser.choice.chosen) != bool(partner.choice.chosen):
+        return 0
+    if sum(each.rows for each in choosers) != sum(each.rows for each in partners):
+        return 0
+    tables = Both(choosers, partners).map(
+        lambda side: side[0].tables if len(side) == 1 else _joined_tables(side[0].trace, [each.call for each in side])
+    )
+    if tables.reference is None or tables.candidate is None:
+        return 0
+    sides = Both(tables.reference, tables.candidate)
+    if not chooser.choice.chosen:
+        return 2 - (moved != 0) if (moved := moved_threshold(sides)) is not None else 0
+    if (
+        not _take_alike(chooser, partner)
+        or chooser.key[1] != partner.key[1]
+        or chooser.choice.every != partner.choice.every
+    ):
+        return 0
+    width = 1 + max(int(side.places.max(initial=0)) for side in sides)
+    if width * len(sides.reference.places) > _MOST or len({len(side.places) for side in sides}) > 1:
+        return 0
+    scores = sides.map(lambda side: _spread(side.scores, side.places, width))
+    few = (np.isfinite(scores.reference) & np.isfinite(scores.candidate)).sum() < _LEAST_SCORES
+    none = np.zeros(len(scores.reference), np.bool_)
+    return 0 if few else 2 * int(_apart(_in_one_form(_masked(scores), none), none) <= _OTHER)
+
+
+def moved_threshold(tables: Both[Tables]) -> float | None:
+    """Return what the candidate's distances of elements to its threshold lack to be the reference's, from either side
+    of it; 0 within rounding, `None` if they are distances of other elements.
+    """
+    margins = _common(tables, tables.map(lambda side: side.places[0]))[2]
+    counts = all((side == np.round(side)).all() for side in margins)
+    if counts or margins.reference.size < _LEAST_SCORES:
+        return None
+    moves: list[float] = []
+    for sign in (1, -1):
+        distances = margins.reference - sign * margins.candidate
+        shift, size = float(np.median(distances)), float(np.std(margins.reference))
+        if np.median(np.abs(distances - shift)) <= _OTHER * size:
+            moves.append(sign * shift if abs(shift) > _OTHER * size else 0.0)
+    return min(moves, key=abs, default=None)
 
 
 def _of_several(choosers: Sequence[_Chooser], others: Sequence[_Chooser]) -> Iterator[Both[list[_Chooser]]]:
@@ -456,9 +627,13 @@ def _alike(choosers: Sequence[_Chooser], others: Sequence[_Chooser]) -> bool:
     """
     if len(choosers) != len(others) or [each.rows for each in choosers] != [each.rows for each in others]:
         return False
-    return all(
-        any(each.call.function in WHOLE for each in pair) or len({each.first is None for each in pair}) == 1
-        for pair in zip(choosers, others)
+    return all(map(_take_alike, choosers, others))
+
+
+def _take_alike(chooser: _Chooser, partner: _Chooser) -> bool:
+    """Return False if one call takes the first places, the other one rank; a call may rank all places for either."""
+    return any(each.call.function in WHOLE for each in (chooser, partner)) or (chooser.first is None) == (
+        partner.first is None
     )
 
 
@@ -519,6 +694,10 @@ def _flips(
     if tables[0] is None or tables[1] is None or grid is None:
         return None
     if not any(choice.chosen for choice in choices):
+        shapes = traces.zip(calls).map(lambda side: side[0].tensors[side[1].outputs[0].tensor].shape)
+        if len({math.prod(shape) * len(some) for shape, some in shapes.zip(parts)}) > 1:
+            return None
+        grid = (len(parts.reference), *grid) if len(parts.reference) > 1 else grid
         return _of_threshold(traces, calls, position, grid, Both(tables[0], tables[1]), _dtype(traces, choices))
     if not all(call.inputs for call in calls):
         return None
@@ -548,7 +727,7 @@ def _flips(
     firsts = traces.zip(calls).map(lambda side: _first(*side))
     first = next((each for each in firsts if each is not None), 0)
     masks = masks_of(traces, calls)
-    part, other = traces.zip(calls).zip(masks).map(lambda side: part_taken(*side[0], side[1]))
+    part, other = parts_taken(traces, calls, masks)
     width = places_of(traces.reference, calls.reference)
     largest = max(int(table.max(initial=0)) for side in sides for table in (side.places, side.picked))
     smallest = min(int(table.min(initial=0)) for side in sides for table in (side.places, side.picked))
@@ -943,8 +1122,6 @@ def _of_threshold(
     Returns `None` if most scores differ by more than their size: the calls compare other things.
     """
     shapes = traces.zip(calls).map(lambda side: side[0].tensors[side[1].outputs[0].tensor].shape)
-    if math.prod(shapes.reference) != math.prod(shapes.candidate):
-        return None
     places = tables.map(lambda side: side.places[0])
     both, at, known = _common(tables, places)
     if len(grid) == 2 and shapes.candidate == grid[::-1]:  # a linear layer's weight
@@ -993,6 +1170,7 @@ def _of_threshold(
         size=max(size, _rms(known.reference)),
         shift=shift,
         others=are_others,
+        few=int(min(picked[0].astype(bool).sum(), (picked[0] == 0).sum())) if len(both) == math.prod(grid) else 0,
         places=entries,
         chosen=Both(0, 0),
         dtype=dtype,
@@ -1085,6 +1263,19 @@ def taken(trace: Trace, call: TracedCall, mask: Mask | None) -> frozenset[int]:
         return frozenset({mask.places})
     chosen = frozenset() if call.function in WHOLE or call.choice is None else frozenset({call.choice.chosen})
     return chosen | {count for _, count in _parts(trace, call)}
+
+
+def parts_taken(traces: Both[Trace], calls: Both[TracedCall], masks: Both[Mask | None]) -> Both[tuple[int, int] | None]:
+    """Return the parts of its places that the code of each side takes (see `part_taken`).
+
+    One side may take the places behind those that the other one takes, and leaves out.
+    """
+    parts = traces.zip(calls).zip(masks).map(lambda side: part_taken(*side[0], side[1]))
+    ordered = sorted(part for part in parts if part)
+    behind = len(ordered) == 2 and ordered[0][0] == 0 < ordered[0][1] == ordered[1][0]
+    if behind and sum(ordered[1]) == places_of(traces.reference, calls.reference):
+        return Both(ordered[0], ordered[0])
+    return parts
 
 
 def part_taken(trace: Trace, call: TracedCall, mask: Mask | None) -> tuple[int, int] | None:
@@ -1208,6 +1399,11 @@ def _joined_tables(trace: Trace, calls: Sequence[TracedCall]) -> Tables | None:
     """Return the recorded tensors of the choices of several calls, those of one after those of the other."""
     tables = [tables_of(trace, call) for call in calls]
     complete = [(table.scores, table.places, table.picked) for table in tables if table is not None]
+    if len(calls) > 1 and len(complete) == len(calls) and not (calls[0].choice and calls[0].choice.chosen):
+        sizes = [math.prod(trace.tensors[call.outputs[0].tensor].shape) for call in calls]
+        starts = np.cumsum([0, *sizes])
+        complete = [(scores, places + start, picked) for (scores, places, picked), start in zip(complete, starts)]
+        return Tables(*(np.concatenate(arrays, axis=1) for arrays in zip(*complete)))
     if len(complete) < len(calls) or any(len({array.shape[1] for array in arrays}) > 1 for arrays in zip(*complete)):
         return None
     return tables[0] if len(calls) == 1 else Tables(*(np.concatenate(arrays) for arrays in zip(*complete)))

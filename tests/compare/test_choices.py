@@ -24,6 +24,7 @@ ROUTER = RNG.normal(size=(EXPERTS, WIDTH)).astype(np.float32)
 ROUTER[1] = ROUTER[0]
 X = RNG.normal(size=(4, TOKENS // 4, WIDTH)).astype(np.float32)
 LIBRARY = {"torch": torch, "paddle": paddle}
+AXIS = {"torch": "dim", "paddle": "axis"}
 #: In these rows the candidate prefers the second of two experts that nearly tie.
 FLIPPED = (3, 17)
 
@@ -1723,3 +1724,166 @@ def test_both_bounds_are_named_whatever_rounds_behind_them():
     assert compare_runs(reference, levels(KITS["paddle"])).passed
     cause = compare_runs(reference, levels(KITS["paddle"], -4, 3)).first_diff.cause
     assert cause.kind == "choice_threshold" and "within -4 and 3" in cause.sentence, cause
+
+
+@cache
+def halted(kit, from_the_end=False, least=0.04, times=1.0):
+    """Record tokens that are handed on until their probabilities add up to 0.96; some do so up to rounding.
+
+    Args:
+        from_the_end: True to count what is left of 1.
+    """
+    x = np.random.default_rng(12).uniform(0.1, 0.6, size=(8, 6))
+    x[1, :], x[4, :3] = 0.32, 0.32
+
+    def forward(net, f, y):
+        left, total, alive, out = f.ones_like(y), f.zeros_like(y), f.ones_like(y), f.zeros_like(y)
+        for turn in range(3):
+            p = y * (1 + 0.0 * turn)
+            ends = (left - p <= least) if from_the_end else (total + p >= 0.96)
+            ends = ends.astype("float32") if kit.name == "paddle" else ends.float()
+            out = out + alive * ends * y * (turn + 1) * times
+            left, total = (left - alive * (1 - ends) * p, total) if from_the_end else (left, total + alive * p)
+            alive = alive * (1 - ends)
+        return out
+
+    return between(kit, forward, x)
+
+
+def test_a_threshold_from_the_other_end_is_the_same_threshold(kit):
+    report = compare_runs(halted(kit), halted(kit, True))
+    assert report.passed, str(report)
+    assert not compare_runs(halted(kit), halted(kit, True, times=1.01)).passed
+    cause = compare_runs(halted(kit), halted(kit, True, least=0.1)).first_diff.cause
+    text = "le() in `the model` compares with 0.1; with 0.04 it is the reference's ge()"
+    assert text in str(cause) and cause.fix == "compare with 0.04", str(cause)
+
+
+@cache
+def pruned(kit, by_mask=False, count=3, times=1.0):
+    """Record two rounds that leave out the best places of each sample; in two samples, two places nearly tie.
+
+    Args:
+        by_mask: True to sort a mask of the places that are left out, for their order.
+    """
+    x = np.random.default_rng(13).normal(size=(6, 12, 4))
+    for sample, best in ((0, 5), (1, 2)):  # in the second round, and in the first
+        x[sample, :best] += 9.0
+        x[sample, 9] = x[sample, 7, ::-1] + (3e-6 if by_mask else -3e-6)
+        x[sample, [7, 9]] += 5.0
+
+    def forward(net, f, y):
+        for _ in range(2):
+            n, scores = y.shape[1], y.sum(-1)
+            if by_mask:
+                gone = f.nn.functional.one_hot(f.topk(scores, count, -1)[1], n).sum(1)
+                gone = gone.astype("float32") if kit.name == "paddle" else gone.float()
+                kept = f.argsort(gone, **{AXIS[kit.name]: -1}, stable=True)[:, : n - count]
+            else:
+                kept = f.sort(f.argsort(scores, -1, descending=True)[:, count:], -1)
+                kept = kept[0] if kit.name == "torch" else kept
+            kept = kept.unsqueeze(-1).expand([-1, -1, y.shape[2]])
+            y = (f.gather(y, 1, kept) if kit.name == "torch" else f.take_along_axis(y, kept, 1)) * times
+        return y
+
+    return between(kit, forward, x)
+
+
+def test_rankings_are_paired_by_their_scores_and_not_by_their_names(kit):
+    report = compare_runs(pruned(kit), pruned(kit, True))
+    assert report.passed and report.choices[0].flipped, str(report)
+    assert not compare_runs(pruned(kit), pruned(kit, True, times=1.01)).passed
+    cause = compare_runs(pruned(kit), pruned(kit, True, count=4)).first_diff.cause
+    assert cause is None or cause.kind != "choice_order", str(cause)
+
+
+@cache
+def kinked(kit, rest=0.0, times=1.0):
+    """Record a ReLU of sums, of which some are 0, or the rounding of 0."""
+    x = np.random.default_rng(14).normal(size=(16, 6))
+    x[::3, 1] = 0.0
+
+    def forward(net, f, y):
+        kept = f.round(y).detach() + f.relu(y + rest) if kit.name == "torch" else None
+        kept = kept if kept is not None else f.round(y).detach() + f.nn.functional.relu(y + rest)
+        return kept * times
+
+    return between(kit, forward, x)
+
+
+def test_the_gradient_of_a_sum_that_is_zero_up_to_rounding_passes_or_not(kit):
+    report = compare_runs(kinked(kit), kinked(kit, 1e-7))
+    assert report.passed and ("relu", "(root)") in report.choices[0].calls, str(report)
+    assert not compare_runs(kinked(kit), kinked(kit, 1e-7, times=1.02)).passed
+    assert not compare_runs(kinked(kit), kinked(kit, 1e-2)).passed
+
+
+@cache
+def by_sample(kit, apart=False, number=0.5, rest=0.0, times=1.0):
+    """Record two thresholds, of each sample in a call of its own, or of all samples in one call."""
+    x = np.random.default_rng(15).uniform(0.0, 1.0, size=(4, 10))
+    x[1, 3] = 0.5
+
+    def forward(net, f, y):
+        def kept(values):
+            above, below = values >= number, values < 0.3
+            masks = [each.astype("float32") if kit.name == "paddle" else each.float() for each in (above, below)]
+            return values * (masks[0] + 2 * masks[1])
+
+        y = y + rest
+        return (f.stack([kept(y[k]) for k in range(4)]) if apart else kept(y)) * times
+
+    return between(kit, forward, x)
+
+
+@pytest.mark.parametrize("apart", [True, False])
+def test_thresholds_of_a_loop_over_samples_are_those_of_one_call(kit, apart):
+    reference = by_sample(kit, not apart)
+    report = compare_runs(reference, by_sample(kit, apart, rest=-3e-8))
+    assert report.passed and report.choices[0].flipped == 1 and report.choices[0].rows == 40, str(report)
+    assert not compare_runs(reference, by_sample(kit, apart, times=1.01)).passed
+    assert not compare_runs(reference, by_sample(kit, apart, number=0.6)).passed
+
+
+def test_as_many_places_from_the_other_end_are_named(kit):
+    x = np.random.default_rng(16).normal(size=(30, 8))
+
+    def run(by_mask, largest=False):
+        def forward(net, f, y):
+            scores = y.sum(-1)
+            if by_mask:
+                ranked = f.sort(scores.detach())
+                taken = scores <= (ranked[0] if kit.name == "torch" else ranked)[11]
+                taken = taken.astype("float32") if kit.name == "paddle" else taken.float()
+            else:
+                places = f.topk(scores, 12, -1, largest)[1]
+                taken = f.nn.functional.one_hot(places, 30).sum(0)
+                taken = taken.astype("float32") if kit.name == "paddle" else taken.float()
+            return y * taken.unsqueeze(-1)
+
+        return between(kit, forward, x)
+
+    assert compare_runs(run(True), run(False)).passed
+    cause = compare_runs(run(True), run(False, largest=True)).first_diff.cause
+    text = "takes the 12 largest scores of each row of topk() in `the model`, the reference the least of sort()"
+    assert cause.kind == "choice_part" and text in str(cause), str(cause)
+
+
+def test_a_loss_that_is_divided_by_another_count_is_no_mean_over_the_samples(kit):
+    """The counts are as far apart as a sum and a mean: the batch has as many samples."""
+    x = np.random.default_rng(17).normal(size=(4, 6)).astype(np.float32)
+
+    def run(count):
+        def loss(net):
+            total, terms = kit.tensor(np.full(count, 1.0, np.float32)).sum(), net(kit.tensor(x)) ** 2
+            parts = terms.sum(), (terms * terms).sum()
+            return parts[0] / total + parts[1] / total if count > 3 else (parts[0] + parts[1]) / total
+
+        kit.seed(0)
+        model = kit.net(lambda net, value: net.last(value), last=kit.Linear(6, 2))
+        filled(kit, model, model.last)
+        return trained(kit, model, loss, steps=1)
+
+    cause = compare_runs(run(3), run(12)).first_diff.cause
+    assert "the loop divides its loss by 12, the reference's by 3" in str(cause), str(cause)
+    assert "samples" not in str(cause)

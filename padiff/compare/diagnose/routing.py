@@ -17,10 +17,12 @@ from padiff.compare.choices import (
     flips_of,
     masked,
     masks_of,
+    moved_threshold,
     number,
     opposed,
     paired,
     part_taken,
+    parts_taken,
     places_of,
     pooled,
     ranks_taken,
@@ -37,6 +39,7 @@ from padiff.compare.judge.limits import allowed
 from padiff.compare.measure.operands import Arrays, operands
 from padiff.errors import RunFolderError, SketchOnlyError
 from padiff.frameworks.catalog import is_descending, row_axis
+from padiff.recorder.calls import QUANTISERS
 from padiff.records import LOOP, ROOT, Both, Cause, Diff, Step, Trace, TracedCall
 from padiff.system.frames import Frame
 
@@ -823,8 +826,10 @@ def _differs_elsewhere(diff: Diff, flips: Flips, limit: float) -> bool:
 
 
 def _beyond(flips: Sequence[Flips], limit: float) -> Flips | None:
-    """Return the first call that chose otherwise beyond rounding."""
+    """Return the first call that chose otherwise beyond rounding; not a quantiser that the other side writes out."""
     for place, each in enumerate(flips):
+        if len({call.function in QUANTISERS for call in each.calls}) > 1:
+            continue
         if each.calls.reference.chooses and not within_rounding(each, limit, flips[:place]):
             return each
     return None
@@ -843,10 +848,13 @@ def _thresholds(traces: Both[Trace], end: int) -> Cause | None:
         if one_call and len(only) == len(instead) <= 2 - compares:
             calls = Both(numbers[only[0]], others[instead[0]])
             sizes = {math.prod(side[0].tensors[side[1].outputs[0].tensor].shape) for side in traces.zip(calls)}
-            if len(sizes) > 1 and 1 not in sizes:
+            moved = _moved(traces.reference.calls[:end], traces, calls.candidate) if compares else None
+            if len(sizes) > 1 and 1 not in sizes and moved is None:
                 continue  # other tensors; the code may compare their elements one by one
             names = calls.map(lambda call: call.function)
             name = f"{names.candidate}() in `{_place(layer)}`"
+            if moved is not None and not moved[0]:
+                continue  # another number for a distance to the other end: they compare the same
             value, expected = (" and ".join(f"{each:.6g}" for each in side) for side in (instead, only))
             text = (
                 f"{name} compares with {value}, the reference's {names.reference}() with {expected}"
@@ -854,9 +862,26 @@ def _thresholds(traces: Both[Trace], end: int) -> Cause | None:
                 else f"{name} holds values within {value}, the reference's {names.reference}() within {expected}"
             )
             fix = f"compare with {expected}" if compares else ""
+            if moved is not None and not math.isclose(
+                instead[0] + moved[0], only[0], rel_tol=_SAME, abs_tol=_SAME * abs(moved[0])
+            ):
+                alike = f"{instead[0] + moved[0]:.6g}"
+                fix = f"compare with {alike}"
+                text = f"{name} compares with {value}; with {alike} it is the reference's {moved[1].function}()"
             kind = OTHER_FUNCTION if names.reference != names.candidate else "choice_threshold"
             return Cause(kind, text, fix=fix, lines=calls.map(lambda call: call.line))
     return None
+
+
+def _moved(calls: Sequence[TracedCall], traces: Both[Trace], call: TracedCall) -> tuple[float, TracedCall] | None:
+    """Return the call of the reference that compares the same elements as a candidate's, and what its number lacks."""
+    table, moves = tables_of(traces.candidate, call), []
+    for each in calls:
+        expected = tables_of(traces.reference, each) if number(each) is not None and each.layer == call.layer else None
+        moved = moved_threshold(Both(expected, table)) if expected is not None and table is not None else None
+        if moved is not None:
+            moves.append((moved if call.function in ("lt", "le") else -moved, each))
+    return min(moves, key=lambda move: abs(move[0]), default=None)
 
 
 def _numbers(trace: Trace, calls: Sequence[TracedCall]) -> dict[tuple[str, bool], dict[float, TracedCall]]:
@@ -886,7 +911,9 @@ def _ranking(traces: Both[Trace], parts: Both[tuple[TracedCall, ...]]) -> Cause 
     ends = pair.zip(masks).map(
         lambda side: side[1].largest if side[1] else is_descending(side[0].function, side[0].arguments)
     )
-    counts = sides.zip(masks).map(lambda side: taken(*side[0], side[1]))
+    counts, starts = sides.zip(masks).map(lambda side: taken(*side[0], side[1])), parts_taken(traces, pair, masks)
+    if starts.reference and starts.reference == starts.candidate:
+        counts = Both(frozenset({starts.reference[1]}), frozenset({starts.reference[1]}))
     lines = pair.map(lambda call: call.line)
     names = pair.map(lambda call: call.function)
     where = _place(pair.reference.layer)
@@ -900,6 +927,17 @@ def _ranking(traces: Both[Trace], parts: Both[tuple[TracedCall, ...]]) -> Cause 
     by_one_name = names.reference == names.candidate and names.reference not in WHOLE  # such a call has its `k`
     if not by_one_name and not all(trace.functions for trace in traces):
         return None  # what the code takes is known of steps with calls of functions only
+    plain_masks = sides.map(lambda side: masked(*side))
+    if any(plain_masks) and all(counts) and not counts.reference & counts.candidate and not opposed(traces, parts):
+        sizes = sides.zip(plain_masks).map(lambda side: taken(*side[0], side[1]))  # as many, from the other end
+        if sizes.reference & sizes.candidate:
+            first = plain_masks.candidate.largest if plain_masks.candidate else ends.candidate
+            words = Both(*("least", "largest") if first else ("largest", "least"))
+            text = (
+                f"the code takes the {min(sizes.candidate)} {words.candidate} scores of each row of "
+                f"{names.candidate}() in `{where}`, the reference the {words.reference} of {names.reference}()"
+            )
+            return Cause("choice_part", text, lines=lines)
     if all(counts) and not counts.reference & counts.candidate and not by_one_name:
         numbers = counts.map(min)
         text = (
@@ -907,7 +945,6 @@ def _ranking(traces: Both[Trace], parts: Both[tuple[TracedCall, ...]]) -> Cause 
             f"reference's {numbers.reference} of {names.reference}()"
         )
         return Cause("choice_count", text, lines=lines)
-    starts = sides.zip(masks).map(lambda side: part_taken(*side[0], side[1]))
     if starts.reference and starts.candidate and starts.reference[0] != starts.candidate[0]:
         text = (
             f"the code takes the places of each row of {names.candidate}() in `{where}` from number "

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import combinations, permutations
+from itertools import combinations, permutations, product
 from typing import Any
 
 import ml_dtypes
@@ -16,7 +16,7 @@ from padiff.compare.diagnose.computing.recorded_losses import RecordedLoss, loss
 from padiff.compare.diagnose.hypotheses.diff_context import DiffContext
 from padiff.compare.diagnose.hypotheses.hypothesis import Hypothesis, Prediction
 from padiff.errors import PadiffError
-from padiff.records import Both, Record, RunInfo, Step, is_of_loss, loss_role, settings_at
+from padiff.records import LOOP, Both, Record, RunInfo, Step, is_of_loss, loss_role, settings_at
 from padiff.system.terminal import first_few
 
 # Rounding error of a few operations, in rounding units of a number.
@@ -426,7 +426,7 @@ class Fact:
         value: the number.
         kind: machine-readable name of the cause for such a ratio.
         times: explanation of a candidate that is the reference times this number.
-        share: explanation of a candidate that is the reference divided by this number.
+        share: explanation of a candidate that is the reference divided by this number; empty if it explains none.
     """
 
     value: float
@@ -500,10 +500,26 @@ def facts(scene: DiffContext) -> list[Fact]:
                         f"the batch has {size} samples: the candidate's loss is their mean, the reference's their sum",
                     )
                 )
+        for reference, candidate in product(*(_loss_divisors(step) for step in sides)):
+            if reference != candidate:
+                text = f"the loop divides its loss by {candidate:g}, the reference's by {reference:g}"
+                numbers.append(Fact(reference / candidate, "loss_divisor", text, ""))
     for size in sorted({run.info.world_size for run in scene.runs} - {1}):
         text = f"{size} processes train"
         numbers.append(Fact(size, "world_size", f"{text}: summed over, not averaged", f"{text}: averaged, not summed"))
     return numbers
+
+
+def _loss_divisors(step: Step) -> set[float]:
+    """Return the numbers, themselves computed by the loop, by which the loop divides numbers."""
+    operands = [
+        [step.trace.tensors[operand.tensor] for operand in call.inputs]
+        for call in step.trace.calls
+        if call.layer == LOOP and call.function == "div" and len(call.inputs) == 2
+    ]
+    small = [pair for pair in operands if all(math.prod(tensor.shape) == 1 for tensor in pair)]
+    sources = [pair[1].source for pair in small if pair[1].source is not None and not pair[1].source.sketched]
+    return {value for source in sources if (value := float(np.ravel(source.read())[0])) > 0}
 
 
 def _loss_agrees(scene: DiffContext) -> bool:
@@ -522,7 +538,7 @@ def recognised(ratio: float, known: Sequence[Fact], near: float = NEAR) -> Recog
     matches: list[Recognised] = []
     for fact in known:
         for value, text in ((fact.value, fact.times), (1 / fact.value, fact.share)):
-            if _is(ratio, value, near):
+            if text and _is(ratio, value, near):
                 matches.append(Recognised(value, fact.kind, f"{_share(fact.value, value)} = {text}"))
     if not matches:
         for scale in _SCALES:
@@ -532,6 +548,8 @@ def recognised(ratio: float, known: Sequence[Fact], near: float = NEAR) -> Recog
         if _is(ratio, -1.0, near):
             return Recognised(-1.0, "sign", "-1: the sign is flipped")
         return None
+    # Divisors that were recorded explain a ratio that is by chance the number of samples.
+    matches = [match for match in matches if match.kind == "loss_divisor"] or matches
     kinds = {match.kind for match in matches}
     text = "; or ".join(dict.fromkeys(match.text for match in matches))
     # Two of anything, such as terms, views or halves of a square, make a factor of two beside a batch of two.
