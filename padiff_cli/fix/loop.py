@@ -122,23 +122,16 @@ class LoopRules(Drafts):
 
     def _never_stepped(self) -> Iterator[Proposal]:
         """Yield the step of an optimizer that is cleared and never steps, after the backward pass that follows."""
-        if self._fault.kind != "never_stepped":
+        lines = self._models.lines.candidate
+        source, clearing = self._project.statement_at(lines.get("@unstepped"))
+        _, after = self._project.statement_at(lines.get("@unstepped:after"))
+        if self._fault.kind != "never_stepped" or source is None or after is None or not isinstance(clearing, ast.Expr):
             return
-        stepping = {
-            dotted(call.func.value) for _, call in self._project.calls("step") if isinstance(call.func, ast.Attribute)
-        }
-        for source, call in self._project.calls("zero_grad", "clear_grad"):
-            name = dotted(call.func.value) if isinstance(call.func, ast.Attribute) else ""
-            clearing = source.statement_around(call)
-            if not name or name in stepping or clearing is None:
-                continue
-            near = [source.statement_around(each) for each in source.calls("backward") if _near(source, each, clearing)]
-            later = [each for each in near if each is not None and each.lineno > clearing.lineno]
-            edit = (
-                line_after(source, later[0], f"{name}.step()")
-                if later
-                else line_before(source, clearing, f"{name}.step()")
-            )
+        call = clearing.value
+        name = dotted(call.func.value) if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) else ""
+        if name:
+            add = line_after if after.lineno > clearing.lineno else line_before
+            edit = add(source, after if after.lineno > clearing.lineno else clearing, f"{name}.step()")
             yield Proposal((edit,), f"`{name}` steps", CALLS)
 
     def _averaging(self) -> Iterator[Proposal]:
