@@ -137,9 +137,6 @@ def _error(what: str, event: Any) -> BeyondMapError:
     return BeyondMapError(problem=what, problem_mark=event.start_mark)
 
 
-#: One side of a pair: a path or a layer, a list of them for the parts of the other side's layer, or `None`.
-LayerRef = Any
-
 _EXPECTED = "expected 'pairs:' with a list of '- {reference: PATH, candidate: PATH}', as `padiff map` writes it"
 
 

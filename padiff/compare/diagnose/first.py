@@ -437,8 +437,6 @@ def _error(piece: Piece, partner: np.ndarray) -> float:
 
 # The most lines of a stack in a report.
 _LINES = 4
-#: Stands for stacks that were not recorded.
-NO_STACKS: Both[tuple[str, ...]] = Both((), ())
 
 # Kinds of recorded causes, by the kind of the hypothesis that computes the same cause.
 _DECLARED = {"norm_statistics": "mode", "accumulation": "trainer"}

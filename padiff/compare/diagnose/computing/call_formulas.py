@@ -429,16 +429,16 @@ def _triplet(add: Add, formula: Formula, inputs: KnownInputs, framework: str) ->
     anchor, positive, negative = inputs.all
     eps = float(inputs.argument(("eps", "epsilon"), -1, 1e-6))
     near, far = (_distance(add, formula, anchor, other, eps) for other in (positive, negative))
-    return _hinged(add, formula, add("sub", near, far), inputs, 1.0, 3)
+    return _hinged(add, formula, add("sub", near, far), inputs, 1.0)
 
 
 def _ranking(add: Add, formula: Formula, inputs: KnownInputs, framework: str) -> int:
     first, second, sign = inputs.all
-    return _hinged(add, formula, add("mul", add("neg", sign), add("sub", first, second)), inputs, 0.0, 3)
+    return _hinged(add, formula, add("mul", add("neg", sign), add("sub", first, second)), inputs, 0.0)
 
 
-def _hinged(add: Add, formula: Formula, rows: int, inputs: KnownInputs, margin: float, place: int) -> int:
-    margin = float(inputs.argument(("margin",), place, margin))
+def _hinged(add: Add, formula: Formula, rows: int, inputs: KnownInputs, margin: float) -> int:
+    margin = float(inputs.argument(("margin",), 3, margin))
     rows = add("act", add("add", rows, formula.leaf(constant(margin), CONSTANT)), function="ReLU")
     how = inputs.argument(("reduction",), -1, "mean")
     return rows if how == "none" else add("reduced", rows, by=str(how))

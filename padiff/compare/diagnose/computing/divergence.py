@@ -164,7 +164,6 @@ _OF_PI = {
 }
 # Operations that a number is added for, so that they are not taken at zero.
 _UNDEFINED_AT_ZERO = ("div", "sqrt", "rsqrt", "log", "pow")
-_OF_SCORES = ("softmax", "masked", "causal", "where")
 
 
 def _constant(sheet: FormulaView, k: int) -> Iterator[Number]:

@@ -239,13 +239,9 @@ class FormulaView:
                 return True
         return False
 
-    def of_operations(self, node: int, operations: frozenset[str], most: int = 12) -> bool:
-        """Return True if a node depends on a node with one of the operations.
-
-        Args:
-            most: the largest number of operations between the two nodes.
-        """
-        return any(self.nodes[k].operation in operations for k in self.formula.above(node, most))
+    def of_operations(self, node: int, operations: frozenset[str]) -> bool:
+        """Return True if a node depends on a node with one of the operations, at most twelve operations away."""
+        return any(self.nodes[k].operation in operations for k in self.formula.above(node, 12))
 
 
 @dataclass(frozen=True)

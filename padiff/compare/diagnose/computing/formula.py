@@ -198,7 +198,6 @@ _IN_FUNCTION = {
 }
 # Parameters of an index, one operand for each axis that is indexed by a tensor.
 _INDICES = frozenset({"key", "item"})
-_KEYWORDS = frozenset({"tensors", "seq", "arrays", "operands"})
 
 
 @dataclass(frozen=True)
