@@ -133,7 +133,7 @@ def _by_outputs(
 
     All outputs of a layer have to agree in the other order. Layers of the same calls of a model follow it.
     """
-    outputs = steps.map(lambda step: _calls(step.records, "forward"))
+    outputs, backwards = steps.map(lambda step: _calls(step.records, "forward")), steps.map(_backwards)
     numbers_of: dict[tuple[tuple[str, int], ...], dict[int, int]] = {}
     layers: dict[str, tuple[tuple[str, int], ...]] = {}
     for reference_path, candidate_path in paths.items():
@@ -145,7 +145,7 @@ def _by_outputs(
         if paths.get(model) == partner:
             continue  # paired by their inputs
         models = layers[candidate_path] = tuple(outer.candidate)
-        if models in numbers_of or not all(0 < _backwards(step) < len(side) for step, side in zip(steps, calls)):
+        if models in numbers_of or not all(0 < count < len(side) for count, side in zip(backwards, calls)):
             continue
         numbers = _paired(calls, agree, 1 + max(chain(*calls)))
         if any(number != call for call, number in numbers.items()) and all(

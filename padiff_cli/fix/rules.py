@@ -499,6 +499,8 @@ class Rules(Drafts):
         surplus = "" if values is None else values.candidate
         if not surplus:
             return
+        function = _activation_of(surplus)
+        kind = common_kind(function.replace("_", ""))
         constructed = map(self._models.lines.candidate.get, re.findall(r"`([^`]+)`", self._fault.words))
         for frame in dict.fromkeys(filter(None, (self.lines.candidate, *constructed))):
             source, statement = self._project.statement_at(frame)
@@ -507,10 +509,9 @@ class Rules(Drafts):
             for node in ast.walk(statement):
                 name = _OPERATORS.get(type(node.op), "") if isinstance(node, ast.BinOp) else ""
                 name = last_name(node.func) if isinstance(node, ast.Call) else name
-                kind = common_kind(_activation_of(surplus).replace("_", ""))
                 if _is_item(source, node) and common_kind(name.lower()) == kind:
                     yield from self._written(source, Match(0.0), [Change("remove", node, surplus)], LINES)
-                elif name and common_call(name) == common_call(_activation_of(surplus)):
+                elif name and common_call(name) == common_call(function):
                     for inner in inner_expressions(node):
                         change = Change("unwrap", node, surplus, None, inner)
                         yield from self._written(source, Match(0.0), [change], LINES)

@@ -130,7 +130,7 @@ def statistics_apart(diffs: StepDiffs) -> float:
 
     In evaluation mode the outputs of such a layer, a teacher's for example, have this error.
     """
-    facts, rows, deviations = diffs.sites.fact(SiteFacts), diffs.rows, deviations_of(diffs)
+    facts, rows, deviations = diffs.sites.fact(SiteFacts), diffs.rows, diffs.figure_fact(deviations_of)
     largest = 0.0
     for place in np.flatnonzero(facts.running & diffs.known).tolist():
         layer = diffs.sites.layers[place]

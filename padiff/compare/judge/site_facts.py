@@ -98,7 +98,7 @@ class SiteFacts:
             equivalents.has_kinks((slot.partition("()")[0] if is_functional(slot) else kind).lower())
             for slot, kind in called
         )
-        #: Layers whose outputs get no gradients, of models of which others do: a teacher's, a target network's.
+        #: Layers whose outputs get no gradients in a step in which others do: a teacher's, a target network's.
         learning = {sites.layers[place] for place in sites.places["backward"].tolist()}
         self.untaught = {sites.layers[place] for place in outputs} - learning if learning else set()
         #: Values per channel of a layer's output: the samples of a BatchNorm's statistics.

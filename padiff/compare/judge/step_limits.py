@@ -85,7 +85,7 @@ class StepContext:
         self.grad_scales = diffs.figure_fact(Scales).layers
         self.noise = of_parameters(diffs, rounding_gradients(diffs) | hiding_noise(diffs))
         self.update_scale = float(largest_rms(diffs, "update").max(initial=0.0))
-        self.deviations = deviations_of(diffs)
+        self.deviations = diffs.figure_fact(deviations_of)
         self.statistics = diffs.figure_fact(statistics_apart)
         self._weights = float(diffs.known_of_stage("weight", rows["reference_l2"] ** 2, 0.0).sum())
         start = diffs.figure_fact(apart_at_start)

@@ -412,10 +412,12 @@ def divergences(sheet: FormulaView, candidate: FormulaView) -> Iterator[Edit]:
             cuts = [(after[steps[0]], other_after[steps[1]]) for after, other_after in ends]
             if any(sheet.formula.values[k].size != candidate.formula.values[other].size for k, other in cuts):
                 continue
-            texts = ([rows] if (rows := _other_count(sheet, candidate, data)) else []) or [
-                _text(sheet, candidate, _between(sheet, first, k), _between(candidate, other_first, other))
+            between = [
+                (_between(sheet, first, k), _between(candidate, other_first, other))
                 for (first, other_first), (k, other) in zip(groups, cuts)
             ]
+            rows = _other_count(sheet, candidate, data)
+            texts = [rows] if rows else [_text(sheet, candidate, *calls_between) for calls_between in between]
             changes = {k: _graft(sheet, candidate.formula, k, other, same, data[1]) for k, other in cuts}
             for k, other, differences in _later(sheet, candidate, same, dict(cuts)):
                 operands = zip(candidate.nodes[other].given, sheet.nodes[k].given)
@@ -425,8 +427,8 @@ def divergences(sheet: FormulaView, candidate: FormulaView) -> Iterator[Edit]:
             activation = len(texts) == 1 and sheet.nodes[cuts[0][0]].operation == "act" and not sum(steps)
             kind = "activation" if activation else "code"
             names = _activations(sheet, candidate, *cuts[0]) if activation else None
-            surplus = _added_activation(sheet, candidate, groups[0], *cuts[0]) if len(texts) == 1 else ""
-            if surplus:
+            text_besides, surplus = _besides(sheet, candidate, *between[0])
+            if surplus and texts == [text_besides]:
                 kind, names = "activation_added", Both("", surplus)
             at, other = map(min, groups[0])
             # Of many differences in what two authors wrote, most are no fault.
@@ -774,16 +776,9 @@ def _text(sheet: FormulaView, candidate: FormulaView, own: Sequence[int], others
         short = _shared_text(sheet, candidate, own, others)
         if short:
             return short
-    unshared, after = _unshared_calls(sheet, candidate, own, others)
-    if bool(unshared.reference) != bool(unshared.candidate) and after:
-        view, nodes = (sheet, unshared.reference) if unshared.reference else (candidate, unshared.candidate)
-        surplus = [*dict.fromkeys(map(view.where, nodes))]
-        node = view.nodes[nodes[0]]
-        if view is sheet:
-            return f"the candidate leaves out {_calls_text(surplus)}, before {sheet.where(after[0])}"
-        if len(surplus) == 1 and node.operation == "act":
-            return f"the candidate has the activation {_activation(node.how)} ({surplus[0]}), the reference none"
-        return f"the candidate calls {_calls_text(surplus)} besides, before {candidate.where(after[1])}"
+    besides, _ = _besides(sheet, candidate, own, others)
+    if besides:
+        return besides
     if len(own) == len(others) == 1 and operations[0] == operations[1]:
         taken, theirs = (
             _other_names(candidate, others[0], sheet, own[0]),
@@ -795,15 +790,23 @@ def _text(sheet: FormulaView, candidate: FormulaView, own: Sequence[int], others
     return f"the candidate calls {texts[1]}, where the reference calls {texts[0]}"
 
 
-def _added_activation(
-    sheet: FormulaView, candidate: FormulaView, firsts: tuple[Sequence[int], Sequence[int]], k: int, other: int
-) -> str:
-    """Return the activation that is all that the candidate calls besides; empty if it is not."""
-    between = _between(sheet, firsts[0], k), _between(candidate, firsts[1], other)
-    unshared, after = _unshared_calls(sheet, candidate, *between)
-    node = candidate.nodes[unshared.candidate[0]] if len(unshared.candidate) == 1 else None
-    is_all = after is not None and not unshared.reference and node is not None and node.operation == "act"
-    return _activation(node.how) if is_all and node is not None else ""
+def _besides(sheet: FormulaView, candidate: FormulaView, own: Sequence[int], others: Sequence[int]) -> tuple[str, str]:
+    """Return the calls that one side alone makes as text, empty if there are others; and the activation, if it is one
+    that the candidate alone calls.
+    """
+    unshared, after = _unshared_calls(sheet, candidate, own, others)
+    if bool(unshared.reference) == bool(unshared.candidate) or after is None:
+        return "", ""
+    view, nodes = (sheet, unshared.reference) if unshared.reference else (candidate, unshared.candidate)
+    surplus = [*dict.fromkeys(map(view.where, nodes))]
+    if view is sheet:
+        return f"the candidate leaves out {_calls_text(surplus)}, before {sheet.where(after[0])}", ""
+    node = view.nodes[nodes[0]]
+    if len(surplus) == 1 and node.operation == "act":
+        activation = _activation(node.how)
+        text = f"the candidate has the activation {activation} ({surplus[0]}), the reference none"
+        return text, activation if len(nodes) == 1 else ""
+    return f"the candidate calls {_calls_text(surplus)} besides, before {candidate.where(after[1])}", ""
 
 
 def _unshared_calls(

@@ -61,7 +61,7 @@ from padiff.compare.diagnose.hypotheses.hypothesis import (
     is_likely,
     weigh,
 )
-from padiff.compare.diagnose.hypotheses.missing_gradient import sources_of
+from padiff.compare.diagnose.hypotheses.missing_gradient import reaches
 from padiff.compare.diagnose.hypotheses.outputs import noise_level, root
 from padiff.compare.diagnose.place import Place, graphs_of
 from padiff.compare.diagnose.traced import Graph
@@ -381,7 +381,8 @@ def code_cause(scene: DiffContext, ends: Both[int] | None = None) -> Cause | Non
     fewest = min(noted.map(len))
     pairs = [*zip(*noted.map(lambda tensors: tensors[len(tensors) - fewest :]))]  # a loop's loss comes last
     if scene.stage == "grad" and ends is None:
-        pairs = [pair for pair in pairs if any(map(_learns_by, graphs, scene.diff.pair.sides, pair))]
+        learning = [partial(reaches, *side, trained=True) for side in zip(graphs, scene.diff.pair.sides)]
+        pairs = [pair for pair in pairs if any(learns([loss]) for learns, loss in zip(learning, pair))]
     closed: Both[set[int]] = Both(set(), set())
     sites = graphs.zip(scene.diff.pair.sides).map(lambda side: side[0].layers if side[1] is not None else {})
     paths = scene.diff.pair.sides.map(lambda record: record and record.layer)
@@ -407,12 +408,6 @@ def code_cause(scene: DiffContext, ends: Both[int] | None = None) -> Cause | Non
     if scene.stage == "grad":
         return _other_uses(scene, graphs)
     return _other_backward(scene, graphs) if scene.stage == "backward" else None
-
-
-def _learns_by(graph: Graph, record: Record | None, loss: int) -> bool:
-    """Return True if a parameter, or its layer, is among what a loss trains."""
-    names = set() if record is None else {record.layer, f"{record.layer}/{record.slot}"}
-    return not names.isdisjoint(sources_of(graph, [loss], trained=True))
 
 
 def _without_effect(scene: DiffContext) -> Cause | None:

@@ -610,7 +610,7 @@ def one_sided(scene: DiffContext) -> Iterator[Cause]:
             yield from _without_backward(scene)
             again = "@" in anchor.slot
             if again and steps is not None and any(flags := _asked(steps)[1]) and flags.reference == flags.candidate:
-                continue  # both keep the graph of what they ask for: one framework does not tell of the second gradient
+                continue  # both keep the graph of what they ask for: one framework does not record the second gradient
             lines = UNKNOWN_LINES if again else _lines_of_cut(scene, diff.pair, side)
             if any(lines):
                 text = (
@@ -717,11 +717,8 @@ def _cut_parameters(scene: DiffContext, graphs: Both[Graph]) -> Iterator[Cause]:
             continue
         side, partner = SIDES.swapped() if learns.reference else SIDES
         record, graph = getattr(pair, side), getattr(graphs, side)
-        names = {record.layer, f"{record.layer}/{record.slot}"}
-        backwards = [c for c in graph.trace.calls if (c.layer, c.function) == (LOOP, "backward")]
-        losses = [operand.tensor for call in backwards for operand in call.inputs]
-        ways = [sources_of(graph, losses, trained) for trained in (False, True)]
-        if names.isdisjoint(ways[0]) or not names.isdisjoint(ways[1]):
+        losses = graph.noted.get("backward", [])
+        if not reaches(graph, record, losses, trained=False) or reaches(graph, record, losses, trained=True):
             continue
         name = f"{record.layer}/{record.slot}".removeprefix(f"{ROOT}/")
         text = (
@@ -730,15 +727,18 @@ def _cut_parameters(scene: DiffContext, graphs: Both[Graph]) -> Iterator[Cause]:
         )
         line = None
         for cut in _cuts(graph):
-            behind = sources_of(graph, [operand.tensor for operand in cut.inputs], trained=True)
-            if not names.isdisjoint(behind):
+            if reaches(graph, record, [operand.tensor for operand in cut.inputs], trained=True):
                 line = cut.line
         yield Cause("detached", text, lines=Both(line, None) if side == "reference" else Both(None, line))
         return
 
 
-def sources_of(graph: Graph, tensors: Iterable[int], trained: bool) -> set[str]:
-    """Return the parameters, and the layers, that tensors are computed from: of all, or of those that they train."""
+def reaches(graph: Graph, record: Record | None, tensors: Iterable[int], trained: bool) -> bool:
+    """Return True if tensors are computed from the parameter of a record, or its layer.
+
+    Args:
+        trained: True to follow gradients only: not through what is detached, or is no floating point number.
+    """
 
     def stops(tensor: int) -> bool:
         call = graph.producers.get(tensor)
@@ -746,7 +746,8 @@ def sources_of(graph: Graph, tensors: Iterable[int], trained: bool) -> set[str]:
         return trained and (is_cut or "float" not in graph.trace.tensors[tensor].dtype)
 
     calls = [call for tensor in tensors for call in graph.back(tensor, stops)]
-    return {name for call in calls for name in (call.parameters if call.function else (call.layer,))}
+    names = set() if record is None else {record.layer, f"{record.layer}/{record.slot}"}
+    return any(not names.isdisjoint(call.parameters if call.function else (call.layer,)) for call in calls)
 
 
 def _unshared(scene: DiffContext, graphs: Both[Graph], cuts: Both[list[TracedCall]]) -> Both[list[TracedCall]]:
