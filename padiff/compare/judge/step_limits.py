@@ -207,13 +207,15 @@ class StepContext:
         values = np.where(is_made_of, self.factor * (self.allowed("grad") + made_of), limit.value)
         rules = [
             Rule.LAYER if of_layer else Rule.MADE_OF if by_inputs else limit.rule
-            for of_layer, by_inputs in zip((scale > reference).tolist(), is_made_of.tolist())
+            for of_layer, by_inputs in zip((scale > _SAME_NORM * reference).tolist(), is_made_of.tolist())
         ]
         most = values * np.fmax(reference, scale)
         scaled = only_scaled(rows[places]) & (rows["l2"][places] <= most)
         return np.where(scaled, values * reference, most), rules
 
 
+# Norms below this ratio are one norm, added up in two orders.
+_SAME_NORM = 1 + 1e-6
 _JUDGED = ("passed", "figure", "value", "limit", "rule")
 
 

@@ -152,7 +152,12 @@ def hypotheses(scene: DiffContext) -> Iterator[Hypothesis | Cause]:
         parameters = _reference(tracks)
         if parameters:
             yield from _changes(scene, tracks, parameters)
-            return
+        elif tracks.parameters[0].elements and len(tracks.numbers) >= _TELLING:
+            # What would explain the first step alone is not the rule.
+            yield from _other_rule(scene, tracks.parameters[0], tracks)
+        else:
+            continue
+        return
 
 
 # -- the reference's rules ------------------------------------------------------------------------------------------
@@ -234,7 +239,7 @@ def _changes(
         for parameter in wrong
         if parameter.fit.rule is first.fit.rule and parameter.track.elements is first.track.elements
     ]
-    yield from _other_rule(scene, first, tracks)
+    yield from _other_rule(scene, first.track, tracks)
     search = Search(tracks, first.fit, [parameter.track for parameter in alike if _same(parameter, first)], first.group)
     declared = declared_change(scene.declared, first.fit)
     if declared is not None:
@@ -265,15 +270,15 @@ def _are_as_declared(scene: DiffContext, tracks: ParameterHistories, parameter: 
     return True
 
 
-def _other_rule(scene: DiffContext, first: Parameter, tracks: ParameterHistories) -> Iterator[Cause]:
+def _other_rule(scene: DiffContext, track: ParameterHistory, tracks: ParameterHistories) -> Iterator[Cause]:
     """Yield the cause that the reference has an optimizer of its own, where the candidate's is what it declares."""
-    declared = declared_groups(scene, first.track.place)
+    declared = declared_groups(scene, track.place)
     if declared is None or declared.reference.rule == declared.candidate.rule:
         return
     rules = declared.zip(scene.frameworks).map(lambda side: DeclaredRule.from_group(*side))
     if rules.reference is not None or rules.candidate is None:
         return
-    history, noise = joined([first.track], "candidate")
+    history, noise = joined([track], "candidate")
     history = replace(history, rates=_column(tracks.rates.candidate, rules.candidate.group))
     off = (rules.candidate.updates(history, noise) - history.updates) / noise
     if float(np.sqrt(np.mean(np.square(off)))) <= NEAR:
