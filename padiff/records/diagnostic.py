@@ -46,6 +46,7 @@ _OF_STEP = {
     "micro_batch_missing": ("@zero_grad", "@step"),
     "accumulation": ("@total", "@backward"),
     "step_skipped": ("@step",),
+    "gradients_cleared": ("@zero_grad",),
     "step_repeated": ("@step",),
     "no_gradient": ("@backward",),
     "average_order": ("@average",),
@@ -453,8 +454,6 @@ def _lines_of(first: FirstDiff, models: Models) -> Both[Frame | None]:
 
     kind = "" if first.cause is None else first.cause.kind
     role = _role(first, kind)
-    if kind == "step_skipped" and any("@zeroed" in lines for lines in models.lines):
-        role = ("@zero_grad",)  # without gradients an optimizer updates nothing
     if kind.startswith("learning_rate") and first.cause is not None and _PACE.search(first.cause.sentence):
         role = ("@scheduled", *role)  # the schedule is right, and goes on at other steps
     in_role = line_of_role(role, first, models)

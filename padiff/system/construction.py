@@ -482,11 +482,10 @@ class _Search:
             value = _last_value(total.source, loss, total.node)
             if value is not None:
                 roles["@total"] = _Found(total.source, value)
-        order = [roles[role] for role in ("@backward", "@zero_grad", "@step") if role in roles]
-        scopes = {(each.source.file, each.source.scopes.get(each.node)) for each in order}
-        places = [_end(each.node) for each in order]
-        if len(order) == 3 and len(scopes) == 1 and places == sorted(places):
-            roles["@zeroed"] = roles["@zero_grad"]
+        for key in ("", *(f":{name}" for name in names)):
+            clearing, step = (roles.get(f"{role}{key}") for role in ("@zero_grad", "@step"))
+            if clearing is not None and step is not None and _are_cleared(found.get("@backward", ()), clearing, step):
+                roles[f"@zeroed{key}"] = clearing
         return roles
 
     def _unstepped(self, found: Mapping[str, Sequence[_Found]]) -> dict[str, _Found]:
@@ -1059,6 +1058,14 @@ def _last_value(source: Source, loss: ast.expr, call: ast.Call) -> ast.expr | No
         return None
     scaled = _last_value(source, before[-1], call) if called_name(before[-1]) == "scale" else None
     return scaled or before[-1]
+
+
+def _are_cleared(passes: Sequence[_Found], clearing: _Found, step: _Found) -> bool:
+    """Return True if no backward stands between the call that clears gradients and the step, and one before both."""
+    scopes = [(each.source.file, each.source.scopes.get(each.node)) for each in (clearing, step, *passes)]
+    backwards = [_end(each.node) for each, scope in zip(passes, scopes[2:]) if scope == scopes[1]]
+    last = max((end for end in backwards if end < _end(step.node)), default=None)
+    return scopes[0] == scopes[1] and last is not None and last < _end(clearing.node) < _end(step.node)
 
 
 def _end(node: ast.expr) -> tuple[int, int]:

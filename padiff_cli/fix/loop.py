@@ -31,6 +31,10 @@ from padiff_cli.fix.vocabulary import (
 
 # Largest number of pairs of constants for means and scales. Each is a run.
 _MOST_NORMALISED = 4
+# Kinds of causes that moving or adding such a call may mend.
+_OF_ZEROING = frozenset(
+    {"stale_gradient", "gradients_cleared", "step_skipped", "no_gradient", "gradient_scale", "gradients"}
+)
 _ZEROING = {"torch": "zero_grad", "paddle": "clear_grad"}
 
 
@@ -91,7 +95,7 @@ class LoopRules(Drafts):
 
     def _zeroing(self) -> Iterator[Proposal]:
         """Yield moves and additions of the call that zeroes gradients."""
-        if self._fault.kind not in ("stale_gradient", "step_skipped", "no_gradient", "gradient_scale", "gradients"):
+        if self._fault.kind not in _OF_ZEROING:
             return
         method = _ZEROING.get(self._framework, "zero_grad")
         for source, step, name in self._optimizer_steps():

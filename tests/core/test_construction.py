@@ -280,6 +280,25 @@ def test_a_clearing_between_backward_and_step_is_known(tmp_path):
     assert training_lines(tmp_path, late)["@zeroed"] == "optimizer.zero_grad()"
 
 
+def test_a_clearing_of_one_of_several_optimizers_is_known(tmp_path):
+    source = """
+        import torch
+        class Net(torch.nn.Module):
+            pass
+        def train(generator, critic, batches):
+            slow = torch.optim.Adam(generator.parameters())
+            fast = torch.optim.Adam(critic.parameters())
+            for batch in batches:
+                fast.zero_grad(); critic(batch).mean().backward(); fast.step()
+                critic(generator(batch)).mean().backward(); slow.zero_grad(); slow.step()
+    """
+    kind = type("Adam", (), {"__module__": "torch.optim.adam"})
+    names = {"optimizer.0": ["slow"], "optimizer.1": ["fast"]}
+    lines = lines_of(tmp_path, source, {"(root)": "Net"}, {"optimizer.0": kind, "optimizer.1": kind}, names)
+    cleared = [code for key, code in lines.items() if key.startswith("@zeroed")]
+    assert len(cleared) == 1 and cleared[0].startswith("critic(generator(batch))"), lines
+
+
 @pytest.mark.parametrize(
     ("value", "code"),
     [

@@ -188,7 +188,7 @@ CASES = {
     "gradients that are zeroed too late": (
         {"text": TORCH.replace("    loss.backward()\n", "    loss.backward()\n    optimizer.zero_grad()\n", 1)
              .replace("    optimizer.step()\n    optimizer.zero_grad()\n", "    optimizer.step()\n"),
-             "cause": Cause("step_skipped", "the optimizer did not step"), "stage": "grad"},
+             "cause": Cause("gradients_cleared", "it clears its gradients"), "stage": "grad"},
         ["+    optimizer.zero_grad()", "-    optimizer.zero_grad()"],
     ),
     "gradients that are zeroed after the loop": (

@@ -272,7 +272,11 @@ class Later:
         self._seen.add("stepped")
         scene = self._scene(diff, diffs, alignment)
         cause = missing_gradient.interval_cause(scene) or next(missing_gradient.missing_causes(scene), None)
-        if cause is None or not cause.proven or cause.kind not in ("step_skipped", "step_repeated"):
+        if (
+            cause is None
+            or not cause.proven
+            or cause.kind not in ("step_skipped", "gradients_cleared", "step_repeated")
+        ):
             return None
         return Fault(diff, cause, kind="update")
 
