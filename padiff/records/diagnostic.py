@@ -80,7 +80,7 @@ _OF_ONE_RULE = re.compile(r"\.\.\., (?:beta|eps|rho|alpha|lr|learning_rate|apply
 # A keyword argument that is a number, or a list of numbers.
 _PLAIN = re.compile(r"\w+\s*=\s*[-+\d.e\[\], ]+")
 # Words of causes by a schedule that goes on at other steps.
-_PACE = re.compile("schedule goes|rate stays the same")
+_PACE, _SHIFT = re.compile("schedule goes|rate stays the same"), "schedule is shifted"
 # Words of causes by weight decay of parameters that the reference spares.
 _SPARED = re.compile(r"reference's 0\b(?!\.).*, of ")
 # Arguments of a schedule, among others of a trainer.
@@ -368,6 +368,11 @@ def _called_lines(first: FirstDiff, models: Models) -> Both[Frame | None]:
     changed = _changed_argument(models, shown)
     if changed is not None:
         return changed[1]  # a value that the line reads
+    named = [] if first.cause is None else re.findall(r"`([\w.]+)`", first.cause.sentence)
+    for name in named if not _is_ported(models) else ():
+        construction = models.lines.map(lambda lines: lines.get(name))  # noqa: B023
+        if all(construction) and not is_same(*construction):
+            return construction  # the layer that the cause names is made otherwise
     # A call that both sides have alike is given another value where the layer, or one around it, is made.
     paths, words = Both(first.reference, first.candidate), _words(first.cause)
     while all(paths):
@@ -454,8 +459,13 @@ def _lines_of(first: FirstDiff, models: Models) -> Both[Frame | None]:
 
     kind = "" if first.cause is None else first.cause.kind
     role = _role(first, kind)
-    if kind.startswith("learning_rate") and first.cause is not None and _PACE.search(first.cause.sentence):
-        role = ("@scheduled", *role)  # the schedule is right, and goes on at other steps
+    if kind.startswith("learning_rate") and first.cause is not None:
+        numbers = models.lines.map(
+            lambda lines: [_numbers(frame) for key, frame in lines.items() if key.startswith("@schedule:")]
+        )
+        is_shifted = _SHIFT in first.cause.sentence and numbers.reference == numbers.candidate
+        if is_shifted or _PACE.search(first.cause.sentence):
+            role = ("@scheduled", *role)  # the schedule is right, and goes on at other steps
     in_role = line_of_role(role, first, models)
     clears = "@zero_grad" in role and any(key.startswith("@zero_grad") for key in models.lines.candidate)
     cleared = _changed_line(models, role[0]) if clears else None

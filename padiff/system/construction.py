@@ -55,6 +55,8 @@ _MAKING = (
 _SCHEDULERS = ("torch.optim.lr_scheduler.", "paddle.optimizer.lr.")
 # Modules of functions that initialize weights, and classes that hold a weight's first value.
 _INITIALIZERS = ("torch.nn.init.", "torch.nn.Parameter", "torch.nn.parameter.Parameter", "paddle.nn.initializer.")
+# The values of a weight, which a method or an assignment writes: `layer.bias.data.zero_()`, `p.data[2:4] = 1`.
+_VALUES, _WRITING = re.compile(r"\.(?:data|weight|bias)(?:\[.*\])?"), re.compile(r"[a-z]\w*_|set_value|assign")
 # Functions that compute a loss; classes end with the second name.
 _LOSSES, _LOSS = (
     frozenset({
@@ -145,8 +147,9 @@ class Source:
     sections: dict[ast.expr, str] = field(default_factory=dict)
     #: The names of classes and functions that have another one here: ``Norm = nn.LayerNorm``.
     aliases: dict[str, str] = field(default_factory=dict)
-    #: Learning rates that code sets itself, in a group of parameters.
+    #: Learning rates that code sets itself, in a group of parameters, and what it assigns to values of a weight.
     rates: list[ast.expr] = field(default_factory=list)
+    written: list[ast.expr] = field(default_factory=list)
 
     def may_call(self, call: ast.Call, package: str) -> bool:
         """Return False if a call is known to be of another package."""
@@ -435,12 +438,14 @@ class _Search:
                     )
                     if name == "step" and ("optim" in ast.unparse(call) or self._mentions_any(call, optimizers)):
                         each = "@step"  # of the optimizer, or of a scaler with the optimizer
-                    if source.full_name(call).startswith(_INITIALIZERS):
-                        each = "@init"
+                    if source.full_name(call).startswith(_INITIALIZERS) or _writes(call):
+                        each = each or "@init"
                     if name == "register_buffer" and call.args and isinstance(call.args[0], ast.Constant):
                         each = buffer_key(str(call.args[0].value))
                     if each:
                         found.setdefault(each, []).append(_Found(source, call))
+        for source in self._sources:
+            found.setdefault("@init", []).extend(_Found(source, value) for value in source.written)
         roles = {role: calls[0] for role, calls in found.items() if len(calls) == 1}
         several = [role for role in ("@init", "@zero_grad") if role == "@init" or role not in roles]
         roles |= {f"{role}:{k}": each for role in several for k, each in enumerate(found.get(role, ()))}
@@ -1060,6 +1065,17 @@ def _last_value(source: Source, loss: ast.expr, call: ast.Call) -> ast.expr | No
     return scaled or before[-1]
 
 
+def _is_written(target: ast.expr) -> bool:
+    """Return True if code that writes to an expression writes values of a weight."""
+    return re.search(rf"{_VALUES.pattern}$", ast.unparse(target)) is not None
+
+
+def _writes(call: ast.Call) -> bool:
+    """Return True if a call is that of a method that writes values of a weight."""
+    method = call.func
+    return isinstance(method, ast.Attribute) and bool(_WRITING.fullmatch(method.attr)) and _is_written(method.value)
+
+
 def _are_cleared(passes: Sequence[_Found], clearing: _Found, step: _Found) -> bool:
     """Return True if no backward stands between the call that clears gradients and the step, and one before both."""
     scopes = [(each.source.file, each.source.scopes.get(each.node)) for each in (clearing, step, *passes)]
@@ -1250,6 +1266,7 @@ def _parse(file: str, short: str, changed: int) -> Source:
                 source.rates.append(node.value)
                 if scope is not None:
                     source.scopes[node.value] = scope
+            source.written += [node.value for each in node.targets if _is_written(each)]
         if isinstance(node, ast.AnnAssign) and node.value is not None:
             inner = (each for each in ast.walk(node.value) if isinstance(each, ast.Call))
             source.owners |= dict.fromkeys(inner, key_of(node.target))
