@@ -363,6 +363,10 @@ def _called_lines(first: FirstDiff, models: Models) -> Both[Frame | None]:
         # The candidate makes no such call where a layer of its own gives its outputs.
         code = "" if about.reference is None else about.reference.code
         shown = replace(shown, candidate=max(ends.candidate, key=lambda each: _likeness(each.code, code)))
+    if first.stage == "forward" and first.cause is not None and first.cause.kind == "loss_term_missing":
+        kinds = {layer.type for layer in models.layers.candidate if layer.path == first.candidate}
+        given = [models.lines.candidate.get(f"@return:{kind}") for kind in kinds]
+        shown = replace(shown, candidate=next(iter(given), None) or shown.candidate)  # the model gives its loss
     if not is_same(*shown):
         return shown
     changed = _changed_argument(models, shown)
@@ -510,7 +514,8 @@ def _lines_of(first: FirstDiff, models: Models) -> Both[Frame | None]:
         return computed or written(made.zip(models.lines).map(lambda side: side[1].get(key, side[0])))
     if kind == "start_weights" or (start and not any(about) and first.diff is not None and first.diff.pair.complete):
         return _started(first, models)
-    if first.inside and _is_leaf(first.reference, models) and (about.candidate or called.candidate) == called.candidate:
+    same_call = is_same(*about) and (about.candidate or called.candidate) == called.candidate
+    if first.inside and _is_leaf(first.reference, models) and same_call:
         # Of a layer of the framework's, the call says nothing that the construction does not.
         about = written(made).zip(about).map(lambda side: side[0] or side[1])
     above = [str(path).rpartition(".")[0] for path in (first.reference, first.candidate)]

@@ -37,6 +37,7 @@ from padiff.compare.diagnose.recompute.which_side import DeclaredRule, declared_
 from padiff.compare.judge.limits import is_half
 from padiff.frameworks.catalog import checked_fix
 from padiff.records import SIDES, Both, Cause
+from padiff.system.terminal import first_few
 
 # Count of steps before and after the first diff, and at the start, whose learning rates are compared.
 _AROUND = 12
@@ -58,8 +59,14 @@ def rates_text(scene: DiffContext, tracks: ParameterHistories) -> tuple[str, Bot
 
 def rates_list(sides: Both[list[float]]) -> str:
     """Return the learning rates of both runs by parameter group, as text."""
-    by_group = " (by parameter group)" if max(map(len, sides)) > 1 else ""
-    return " against ".join(", ".join(f"{rate:.6g}" for rate in side) for side in sides) + by_group
+    if max(map(len, sides)) == 1:
+        return " against ".join(f"{side[0]:.6g}" for side in sides)
+    pairs = [*zip(*sides)]
+    apart = [k for k, pair in enumerate(pairs) if not np.isclose(pair[0], pair[1], rtol=1e-6, atol=0)]
+    if len({*map(len, sides)}) > 1 or len(pairs) <= _GROUPS_SHOWN:
+        return " against ".join(", ".join(f"{rate:.6g}" for rate in side) for side in sides) + " (by parameter group)"
+    texts = dict.fromkeys(f"{pairs[k][0]:.6g} against {pairs[k][1]:.6g}" for k in apart)
+    return f"{first_few([*texts], _GROUPS_SHOWN)} (in {len(apart)} of {len(pairs)} parameter groups)"
 
 
 def _equal(sides: Both[list[float]]) -> bool:
@@ -72,17 +79,18 @@ def _schedule(scene: DiffContext) -> str:
     """Return text on how the candidate's schedule follows from the reference's; empty if it does not."""
     near = [n for n in scene.numbers if abs(n - scene.number) <= _AROUND or n <= _AROUND]
     rates = {n: scene.rates(n) for n in near}
-    first = {n: r.map(lambda side: side[0]) for n, r in rates.items() if all(r)}
+    now = rates.get(scene.number, Both([], []))
+    apart = [k for k, pair in enumerate(zip(*now)) if not np.isclose(pair[0], pair[1], rtol=1e-6, atol=0)] or [0]
+    group = apart[0]  # the first one whose rates differ
+    first = {n: r.map(lambda side: side[group]) for n, r in rates.items() if all(len(side) > group for side in r)}
     if len(first) < 2:
         return ""
     reference = {n: r.reference for n, r in first.items()}
     candidate = {n: r.candidate for n, r in first.items()}
+    factors = [now.candidate[k] / now.reference[k] for k in apart if all(now) and now.reference[k]]
+    multiple = _ratio(candidate, reference) if not factors or np.ptp(factors) <= 1e-6 * max(map(abs, factors)) else ""
     if np.ptp([*reference.values()]) <= 1e-9 * max(reference.values()):
-        return (
-            _ratio(candidate, reference)
-            if np.ptp([*candidate.values()]) <= 1e-9 * max(candidate.values())
-            else ", by a schedule"
-        )
+        return multiple if np.ptp([*candidate.values()]) <= 1e-9 * max(candidate.values()) else ", by a schedule"
     if np.ptp([*candidate.values()]) <= 1e-9 * max(candidate.values()):
         return "; the candidate's rate stays the same: its schedule never steps (or once an epoch), or is constant"
     for late in (1, -1, *(sign * k for k in range(2, _LATE + 1) for sign in (1, -1))):
@@ -98,7 +106,7 @@ def _schedule(scene: DiffContext) -> str:
         for start in (0, pace - 1):  # after the optimizer's step, and before it
             if _follows(candidate, reference, lambda n, pace=pace, start=start: n * pace + start):
                 return f"; the candidate's schedule goes {pace} times as fast: it steps {pace} times a step"
-    return _ratio(candidate, reference)
+    return multiple
 
 
 def _follows(candidate: dict[int, float], reference: dict[int, float], of) -> bool:  # type: ignore[no-untyped-def]
@@ -114,6 +122,8 @@ def _ratio(candidate: dict[int, float], reference: dict[int, float]) -> str:
     return f"; the candidate's is {ratios[0]:.6g} times the reference's"
 
 
+# Most parameter groups whose learning rates are all shown.
+_GROUPS_SHOWN = 4
 # Least count of steps for proof: a single step is the same for many rules and settings.
 _TELLING = 2
 # Most groups of parameters with different settings.
