@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import subprocess
 
+import paddle
 import pytest
 from kit.forking import python_with_frameworks
+
+pytestmark = pytest.mark.skipif(not hasattr(paddle, "enable_compat"), reason="this paddle takes no other name")
 
 TRAINING = """
 import sys

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import threading
 
+import pytest
 import torch
 
 from padiff.frameworks.torch import layers
 
 
+@pytest.mark.skipif(not hasattr(torch.backends, "mha"), reason="this torch has no such switch")
 def test_models_that_are_run_at_once_leave_the_attentions_switch_as_it_was():
     entered, may_leave = threading.Event(), threading.Event()
 

@@ -16,6 +16,11 @@ torch.set_num_threads(1)
 paddle.disable_signal_handler()
 
 
+def is_before(module, *numbers):
+    """Return True for a framework older than a version: a test of what it does not have is skipped."""
+    return tuple(map(int, module.__version__.partition("+")[0].split(".")[: len(numbers)])) < numbers
+
+
 def _late(module, name):
     """A function looked up when it is called, the way a model's own code does it."""
     return staticmethod(lambda *args: getattr(module, name)(*args))

@@ -10,7 +10,7 @@ import numpy as np
 import paddle
 import pytest
 import torch
-from kit.frameworks import hook_count
+from kit.frameworks import hook_count, is_before
 from kit.nets import batch, mlp, one_step
 
 import padiff
@@ -129,6 +129,8 @@ HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_forward_post_hooks")
 
 
 def copies(model):
+    if isinstance(model, paddle.nn.Layer) and is_before(paddle, 3, 2):
+        pytest.skip("this paddle pickles no parameter")
     return [copy.deepcopy(model), pickle.loads(pickle.dumps(model))]
 
 
@@ -155,8 +157,8 @@ def test_copies_have_no_hooks(kit):
     model = mlp(kit)
     with padiff.record(model) as rec:
         model(batch(kit)[0])
-        saved = pickle.dumps(model)
         twins = copies(model)
+        saved = pickle.dumps(model)
     assert b"padiff" not in saved
     for twin in twins:
         dicts = (vars(layer).get(name) for layer in kit.layers(twin) for name in HOOKS)

@@ -158,6 +158,7 @@ def test_torchs_inference_mode_is_recorded():
     np.testing.assert_array_equal(recorded(rec)["(root)/forward/output.0"], expected)
 
 
+@pytest.mark.filterwarnings("ignore:Lazy modules are a new feature")
 def test_torchs_lazy_layers_are_recorded_from_their_first_call_on():
     model = torch.nn.Sequential(torch.nn.LazyLinear(3), torch.nn.ReLU())
     with padiff.record(model) as rec:

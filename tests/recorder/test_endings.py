@@ -169,6 +169,7 @@ def test_a_printed_alignment_lists_its_pairs(kit):
 # -- lazy layers ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.filterwarnings("ignore:Lazy modules are a new feature")
 @pytest.mark.parametrize("given", [True, False], ids=["optimizer", "no optimizer"])
 def test_lazy_layers_are_recorded_in_full_from_their_first_step_on(given):
     torch.manual_seed(0)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
+import paddle
 import pytest
+from kit.frameworks import is_before
 from kit.nets import batch, cnn, mlp, recorded
 
 import padiff
@@ -190,6 +192,9 @@ def test_a_step_of_evaluation_alone_is_not_recorded_and_said(kit):
 
 
 def test_an_exception_within_an_evaluation_ends_it(kit):
+    if kit.name == "paddle" and is_before(paddle, 3, 2):
+        pytest.skip("this paddle calls no hook after an exception")
+
     def evaluate(model, step, place):
         if place == "after try_dump":
             model.eval()

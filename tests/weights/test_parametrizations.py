@@ -43,6 +43,7 @@ def nets(name):
     return first, second
 
 
+@pytest.mark.filterwarnings("ignore:torch.nn.utils.weight_norm is deprecated")
 @pytest.mark.filterwarnings("ignore::FutureWarning")
 @pytest.mark.parametrize("name", NORMS)
 @pytest.mark.parametrize("from_torch", [True, False])
