@@ -419,15 +419,26 @@ def _choices(first: FirstDiff, models: Models) -> Both[Frame | None] | None:
     return None if nearest.function == candidate.function else Both(nearest, candidate)
 
 
+def _initializing(lines: Mapping[str, Frame]) -> list[Frame]:
+    """Return the lines that make or write weights."""
+    return [frame for key, frame in lines.items() if key.startswith("@init:")]
+
+
+def _assigned(first: FirstDiff, models: Models) -> Both[Frame | None]:
+    """Return the only line of each side that assigns the parameter of a fault to an attribute; `None` if not known."""
+    making = re.compile(rf"self\.{re.escape(first.slot)}\s*[:=]")
+    weights = models.lines.map(lambda lines: [each for each in _initializing(lines) if making.match(each.code)])
+    return weights.map(lambda frames: frames[0] if len(frames) == 1 else None)
+
+
 def _started(first: FirstDiff, models: Models) -> Both[Frame | None]:
     """Return the lines that make the weight, or that initialize weights, if one of them differs; else the first lines
     of what makes the model.
     """
-    making = re.compile(rf"self\.{re.escape(first.slot)}\s*[:=]")
-    inits = models.lines.map(lambda lines: [each for key, each in lines.items() if key.startswith("@init:")])
-    weights = inits.map(lambda frames: [each for each in frames if making.match(each.code)])
-    if all(len(frames) == 1 for frames in weights):
-        return weights.map(lambda frames: frames[0])
+    inits = models.lines.map(_initializing)
+    weights = _assigned(first, models)
+    if all(weights):
+        return weights
     changed = _changed_line(models, "@init:")
     if changed is not None and all(changed):
         return changed
@@ -482,7 +493,7 @@ def _lines_of(first: FirstDiff, models: Models) -> Both[Frame | None]:
     called = first.code.zip(first.stacks.zip(frames)).map(lambda side: side[0] or _innermost(side[1]))
     if (first.stage == "input" or kind == "labels") and kind not in _NOT_OF_DATA:
         # A call between two models is shown where it is made, not where the batch comes from.
-        between = first.diff is not None and first.diff.pair.derived and any(about)
+        between = first.diff is not None and first.diff.pair.derived and any(about) and not is_same(*about)
         given = None if between else _changed_line(models, "@data:")
         if given is not None:
             return given
@@ -501,6 +512,8 @@ def _lines_of(first: FirstDiff, models: Models) -> Both[Frame | None]:
         # The call that differs or takes the tensor says more than the sum of all terms.
         shown = about.zip(called.zip(in_role)).map(lambda side: side[0] or side[1][0] or side[1][1])
         return _attributes(models.lines, shown, first)
+    if kind == "frozen" and all(assigned := _assigned(first, models)):
+        return assigned
     if any(in_role):
         # A schedule is at fault by its own arguments, not by the rate that it starts from.
         return written(in_role) if role[:1] != ("@scheduler",) else _schedule(models, in_role)

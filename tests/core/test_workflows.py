@@ -50,8 +50,8 @@ def test_the_oldest_promised_versions_are_tested():
             floors |= dict(re.findall(r"^([\w-]+)(?:\[\w+\])?>=([\d.]+)", "\n".join(requirements), re.M))
     tools = {name for name in floors if name.startswith(("pytest", "flask", "moto"))}
     # Of the rest, some floors have no build for the oldest Python: their pins are the first that have one.
-    assert floors.keys() - tools == pins.keys()
-    assert all(numbers(pins[name]) >= numbers(floors[name]) for name in pins)
+    assert floors.keys() - tools == pins.keys() - {"protobuf"}  # what paddle 3.0 uses of it is no longer in version 7
+    assert all(numbers(pins[name]) >= numbers(floors[name]) for name in pins if name in floors)
     exact = ("torch", "paddlepaddle", "lightning", "pytorch-lightning", "transformers", "numpy", "ml_dtypes")
     assert all(numbers(pins[name]) == numbers(floors[name]) for name in exact)
     matrix = WORKFLOWS["ci"]["jobs"]["frameworks"]["strategy"]["matrix"]["include"]

@@ -179,10 +179,13 @@ class Case:
             if followers & {other.nodes[k].operation, *(other.nodes[user].operation for user in other.users(k))}
         ]
         taking = [line for line in map(other.line, following or takers) if line is not None]
+        if not takers:  # what the formula ends at goes on into other calls
+            users = (call for call in other.graph.trace.calls if tensors & {each.tensor for each in call.inputs})
+            taking = [call.line for call in users if call.line is not None]
         making = [line for line in map(other.maker, equal) if line is not None]
         edited = sheet.line(edit.at)
         is_taken = edit.at >= 0 and edited in map(sheet.line, sheet.users(edit.at))
-        is_made = edit.at >= 0 and edited in map(sheet.maker, sheet.nodes[edit.at].given)
+        is_made = edit.at >= 0 and edited in map(sheet.maker, given)
         if is_taken != is_made:
             lines = (taking or making) if is_taken else (making or taking)
         else:

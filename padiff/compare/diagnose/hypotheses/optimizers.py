@@ -66,7 +66,7 @@ def rates_list(sides: Both[list[float]]) -> str:
     if len({*map(len, sides)}) > 1 or len(pairs) <= _GROUPS_SHOWN:
         return " against ".join(", ".join(f"{rate:.6g}" for rate in side) for side in sides) + " (by parameter group)"
     texts = dict.fromkeys(f"{pairs[k][0]:.6g} against {pairs[k][1]:.6g}" for k in apart)
-    return f"{first_few([*texts], _GROUPS_SHOWN)} (in {len(apart)} of {len(pairs)} parameter groups)"
+    return first_few([*texts], _GROUPS_SHOWN) + f" (in {len(apart)} of {len(pairs)} parameter groups)"
 
 
 def _equal(sides: Both[list[float]]) -> bool:
