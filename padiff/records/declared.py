@@ -153,8 +153,8 @@ class Difference:
         """Return the difference as the cause of a diff."""
         text = self.text_alone if self.layers.reference else self.text
         rates = self.values.map(lambda value: [value]) if self.kind == "learning_rate" else None
-        # Without what the note says of a layer's setting, its values contradict the fix.
-        note = f" ({self.note})" if self.layers.reference and self.note and self.kind == "layer_setting" else ""
+        # Without what the note says of how the other framework counts, the values contradict the fix.
+        note = f" ({self.note})" if self.layers.reference and self.note and self.fix.startswith("paddle.") else ""
         return Cause(
             self.kind, f"{self.said}: {text}{note}", evidence="" if note else self.note, fix=self.fix, values=rates
         )
