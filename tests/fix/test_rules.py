@@ -320,7 +320,7 @@ CASES = {
     ),
     "a factor of a residual": (
         {"text": "class N:\n    def forward(self, x):\n        return x + self.b(self.a(x))\n", "at": "return",
-         "cause": Cause("scale_missing", "in the candidate, mul() in `b.0` is left out: nothing is scaled by 0.5 there")},
+         "cause": Cause("scale_missing", "in the candidate, mul() in `b` is left out: nothing is scaled by 0.5 there")},
         ["-        return x + self.b(self.a(x))", "+        return x + 0.5 * self.b(self.a(x))"],
     ),
     "another window": (
