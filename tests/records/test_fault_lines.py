@@ -661,3 +661,17 @@ def test_the_number_that_scales_the_data_is_the_references():
     fault = brief_fault(FirstDiff(0, "input", "", "", cause=cause), models)
     assert fault.fix is not None and fault.fix.new == code.replace("0.75", "0.5")
     assert code[slice(*fault.places.candidate.span)] == "0.75"
+
+
+def test_a_number_that_an_attribute_holds_is_shown_where_it_is_computed():
+    called = Both(Frame("a.py", 3, "", "s = q @ k / math.sqrt(8)"), Frame("b.py", 9, "", "s = q @ k * self.scale"))
+    text = "the scale of attention in div() in `a` is 5.65685 (sqrt(32)) for the reference's 2.82843 (sqrt(8))"
+    lines = Both({}, {"self.scale": Frame("b.py", 4, "", "self.scale = width ** -0.5")})
+    models = Models(Both((), ()), Both("torch 2", "paddle 3"), lines=lines)
+    places = [
+        brief_fault(
+            FirstDiff(0, "forward", "a", "b", cause=Cause("attention_scale", sentence, True, lines=called)), models
+        )
+        for sentence in (text, "other code: the candidate computes `s * scale`")
+    ]
+    assert [each.places.candidate.line for each in places] == [4, 9]
