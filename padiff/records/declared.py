@@ -153,7 +153,11 @@ class Difference:
         """Return the difference as the cause of a diff."""
         text = self.text_alone if self.layers.reference else self.text
         rates = self.values.map(lambda value: [value]) if self.kind == "learning_rate" else None
-        return Cause(self.kind, f"{self.said}: {text}", evidence=self.note, fix=self.fix, values=rates)
+        # Without what the note says of how the other framework counts, the values contradict the fix.
+        note = f" ({self.note})" if self.layers.reference and self.note and self.fix.startswith("paddle.") else ""
+        return Cause(
+            self.kind, f"{self.said}: {text}{note}", evidence="" if note else self.note, fix=self.fix, values=rates
+        )
 
     @property
     def place(self) -> Both[str | None]:

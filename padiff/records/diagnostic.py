@@ -45,6 +45,9 @@ _OF_STEP = {
     "left_over": ("@zero_grad", "@step"),
     "micro_batch_missing": ("@zero_grad", "@step"),
     "accumulation": ("@total", "@backward"),
+    "gradient_scale": ("@backward",),
+    "loss_divisor": ("@backward", "@total"),
+    "loss_scale": ("@backward",),
     "step_skipped": ("@step",),
     "gradients_cleared": ("@zero_grad",),
     "step_repeated": ("@step",),
@@ -52,6 +55,15 @@ _OF_STEP = {
     "average_order": ("@average",),
     "average_missing": ("@average", "@step"),
 }
+# Words of causes in data, and the code that does what they say, the surest first.
+_OF_DATA = tuple((re.compile(words), re.compile(code)) for words, code in (
+    (r"variance of", r"\b(?:std|var)\("),
+    (r"times the reference|scaled|normalised", r"\bNormalize\(|/(?![/=])"),
+    (r"times the reference|scaled|normalised", r"\bmul\(|(?<!\*)\*(?!\*)"),
+    (r"exchanged", r"\b(?:transpose|permute|moveaxis|swapaxes|rollaxis)\(|\.T\b"),
+    (r"flipped", r"flip|::-1|cvtColor"),
+    (r"shifted", r"\[[^\]]*:[^\]]*\]|crop|roll\("),
+))  # fmt: skip
 # Kinds of causes of a first diff in an input that no line that makes data shows.
 _NOT_OF_DATA = ("model", "step_repeated", "never_stepped")
 # The object whose mode a line sets.
@@ -69,7 +81,7 @@ _NUMBER = re.compile(r"(?<![\w.])\d+(?:\.\d*)?(?:e[-+]?\d+)?(?!\w)")
 # Numbers of both sides in a cause: the reference's first, and the candidate's first.
 _AGAINST = (
     re.compile(rf"({_NUMBER.pattern}) against ({_NUMBER.pattern})"),
-    re.compile(rf"is ({_NUMBER.pattern})(?: in the candidate)? for the reference's ({_NUMBER.pattern})"),
+    re.compile(rf"is ({_NUMBER.pattern})(?: in the candidate| \(.*?\)+)? for the reference's ({_NUMBER.pattern})"),
 )
 _POWER = re.compile(r"(?:\bpow\(|\*\*)\s*$")
 _SHAPE = re.compile(r"\(\d+(?:, \d+)*,?\)")
@@ -494,7 +506,7 @@ def _lines_of(first: FirstDiff, models: Models) -> Both[Frame | None]:
     if (first.stage == "input" or kind == "labels") and kind not in _NOT_OF_DATA:
         # A call between two models is shown where it is made, not where the batch comes from.
         between = first.diff is not None and first.diff.pair.derived and any(about) and not is_same(*about)
-        given = None if between else _changed_line(models, "@data:")
+        given = None if between else _changed_line(models, "@data:") or _data_lines(first, models)
         if given is not None:
             return given
         if first.stage == "input" and any(about):
@@ -598,6 +610,9 @@ def _attributes(lines: Both[Mapping[str, Frame]], called: Both[Frame | None], fi
     attributes = attributes or [
         key for key in changed if key in lines.reference and _is_computed(lines.candidate[key].code)
     ]
+    if not attributes and not _numbers(own) and _AGAINST[1].search(first.cause.sentence):
+        # The number that differs is not written in the call: it is what the only attribute holds that is computed.
+        attributes = [key for key in changed if _is_computed(lines.candidate[key].code)]
     if len(attributes) != 1:
         return called
     return called.zip(lines).map(lambda side: side[1].get(attributes[0], side[0]))
@@ -638,6 +653,20 @@ def _changed_line(models: Models, role: str) -> Both[Frame | None] | None:
             else:
                 return None
     return changed[0] if len(changed) == 1 else None
+
+
+def _data_lines(first: FirstDiff, models: Models) -> Both[Frame | None] | None:
+    """Return the lines that do with the data what a cause says; `None` unless the candidate has one such line."""
+    sides = models.lines.map(lambda lines: [frame for key, frame in lines.items() if key.startswith("@data:")])
+    codes = {frame.code for frame in sides.reference}
+    sentence = "" if first.cause is None else first.cause.sentence
+    for code in (code for words, code in _OF_DATA if words.search(sentence)):
+        reference, candidate = sides.map(lambda frames: [each for each in frames if code.search(each.code)])  # noqa: B023
+        candidate = [each for each in candidate if each.code not in codes]
+        if len(candidate) == 1:
+            batch = models.lines.reference.get("@batch")
+            return Both(reference[0] if len(reference) == 1 else batch, candidate[0])
+    return None
 
 
 def _changed_argument(models: Models, calls: Both[Frame | None]) -> tuple[str, Both[Frame | None]] | None:
@@ -871,6 +900,11 @@ def brief_fault(first: FirstDiff, models: Models | None, runs: Both[str] | None 
     lines = frames.zip(Both(frames.candidate, frames.reference)).map(lambda side: _code_line(*side, words, call))
     text = first.statement if cause is None else cause.sentence
     fix = _fix(first, lines, models, runs) if chosen is None else _with_choice(chosen, lines, first, models)
+    number = None
+    if fix is not None and fix.old and fix.new and first.stage == "input":
+        number = _changed_number(fix.old, fix.new)
+    if number is not None and lines.candidate is not None:
+        lines = replace(lines, candidate=replace(lines.candidate, span=number[0]))
     return BriefFault(
         step=first.step,
         stage=first.stage,
@@ -925,7 +959,7 @@ def _fix(
             new = _reference_line(cause, lines, models) or new
             fix = BriefFix(new) if new and new != old.code else fix
     else:
-        new = "" if old is None else _with_reduction(old, cause)
+        new = "" if old is None else _with_reduction(old, cause) or _with_scaled_number(old, cause, models)
         new = new or _reference_line(cause, lines, models) or ("" if old is None else _with_number(old, cause))
         new = "" if old is not None and new == old.code else new
         if not new:
@@ -1114,6 +1148,27 @@ def _with_number(line: CodeLine, cause: Cause) -> str:
     if _POWER.search(line.code[: places[0].start()]) and candidate % 2 == 0 != reference % 2:
         return ""  # an even power drops the sign, an odd one does not
     return f"{line.code[: places[0].start()]}{numbers[0]}{line.code[places[0].end() :]}"
+
+
+def _with_scaled_number(line: CodeLine, cause: Cause, models: Models | None) -> str:
+    """Return the line of the data with the reference's number for the number by which the data are scaled; empty unless
+    one number, times or over the factor, stands in the reference's lines of the data.
+    """
+    if models is None or not cause.proven or not cause.kind.endswith("_scaled") or cause.values is None:
+        return ""
+    ((factor, _),) = cause.values.candidate if len(cause.values.candidate) == 1 else ((1.0, 0.0),)
+    sides = models.lines.map(lambda lines: [frame for key, frame in lines.items() if key.startswith("@data:")])
+    numbers = sides.map(lambda frames: {float(number) for frame in frames for number in _numbers(frame)})
+    places = {
+        (*place.span(), text)
+        for place in _NUMBER.finditer(line.code)
+        for text in map("{:.6g}".format, numbers.reference - numbers.candidate)
+        if any(math.isclose(float(text), float(place[0]) * each, rel_tol=1e-5) for each in (factor, 1 / factor))
+    }
+    if len(places) != 1:
+        return ""
+    start, end, text = places.pop()
+    return f"{line.code[:start]}{text}{line.code[end:]}"
 
 
 def _with_reduction(line: CodeLine, cause: Cause) -> str:

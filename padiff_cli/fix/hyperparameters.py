@@ -201,6 +201,21 @@ def _tests(sites: Sequence[str]) -> list[tuple[str, str]]:
     return found
 
 
+def _listed(source: Source, function: ast.expr, test: str, words: str) -> Iterator[Proposal]:
+    """Yield the list of the names that decay, without those for which a condition of the tensor holds."""
+    tested = [each for each in ast.walk(function) if isinstance(each, ast.Compare) and isinstance(each.ops[0], ast.In)]
+    names = {dotted(each.comparators[0]) for each in tested}
+    for node in source.nodes if test.startswith("p.ndim ") else ():
+        lists = node.value if isinstance(node, ast.Assign) and names & {*map(dotted, node.targets)} else None
+        if not isinstance(lists, (ast.ListComp, ast.SetComp)) or not isinstance(lists.elt, ast.Attribute):
+            continue
+        variable, generator = dotted(lists.elt.value), lists.generators[-1]
+        if lists.elt.attr == "name" and variable and not generator.ifs:
+            end = source.span(generator.iter)[1]
+            test = test.replace("p.ndim <", f"{variable}.ndim >=")
+            yield Proposal((Edit(source.file, end, end, f" if {test}"),), words, _WEIGHT - 0.1)
+
+
 def _grouped(
     source: Source, call: ast.Call, given: ast.expr, model: str, test: str, words: str, setting: tuple[str, str],
     framework: str,
@@ -209,9 +224,14 @@ def _grouped(
     text = f"`{key}` is {value} for {words}"
     named = f"for n, p in {model}.named_parameters() if"
     if framework == "paddle" and last_name(call.func) == "AdamW" and (key, value) == ("weight_decay", "0.0"):
-        code = f"{_BY_NAME}=lambda name: name not in [p.name {named} {test}]"
+        function = f"lambda name: name not in [p.name {named} {test}]"
+        chosen = next((each.value for each in call.keywords if each.arg == _BY_NAME), None)
+        if chosen is not None:
+            yield from _listed(source, chosen, test, text)
+            yield Proposal((Edit(source.file, *source.span(chosen), function),), text, _WEIGHT)
+            return
         try:
-            edits = Writer(source, framework, {}).argument(call, code)
+            edits = Writer(source, framework, {}).argument(call, f"{_BY_NAME}={function}")
         except UnwritableError:
             return
         yield Proposal(edits, text, _WEIGHT)

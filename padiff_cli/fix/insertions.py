@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import ast
 import math
+import operator
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice, pairwise, permutations
 
@@ -39,13 +40,16 @@ from padiff_cli.fix.vocabulary import UNARY, is_layer, kind_of, number_of, whole
 _NAMED, _GUESSED = 1.5, 1.8
 # Largest number of proposals of a rule: each is a run.
 _MOST = 6
-_SCALES = re.compile(rf"(?:1 / sqrt\((\d+)\))?, is ({SIGNED})(?: \(.*?\))? for the reference's ({SIGNED})")
-_NOT_SCALED = re.compile(rf"mul\(\) in [^:]* is left out: what [^:]* is not scaled by ({SIGNED})")
+_NOT_SCALED = re.compile(rf"mul\(\) in [^:]* is left out: (?:what [^:]* is not|nothing is) scaled by ({SIGNED})")
 _TIMES = re.compile(rf"are ({SIGNED}) times the reference's")
 # Calls of both sides, and a layer's output that only the reference adds.
 _OTHER_CALLS = re.compile(r"the candidate calls (.*?), where the reference calls (.*)")
 _CALLED = re.compile(r"(\w+)\(\)")
 _NOT_ADDED = re.compile(r"what `([^`]+)` gives is not added")
+_ARITHMETIC = {
+    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv, ast.Pow: operator.pow,
+}  # fmt: skip
 _PRODUCTS = frozenset(("matmul", "bmm", "einsum", "baddbmm", "mm"))
 # Functions that compare a prediction with a target, beside the losses of the catalog.
 _COMPARING = frozenset(("cosine_similarity", "pairwise_distance", "kl_div"))
@@ -66,6 +70,7 @@ def insertions(fault: Fault, project: Project) -> Iterator[Proposal]:
     yield from _residual(fault, project)
     yield from _attention_scale(fault, project)
     yield from _divisor(fault, project)
+    yield from _sum_of_samples(fault, project)
     yield from _micro_batches(fault, project)
     yield from _scaled_terms(fault, project)
     yield from _masked_mean(fault, project)
@@ -150,11 +155,13 @@ def _variables(function: ast.FunctionDef | ast.AsyncFunctionDef, statement: ast.
 
 def _attention_scale(fault: Fault, project: Project) -> Iterator[Proposal]:
     """Yield the reference's scale of a product, where the cause names both scales."""
-    found = _SCALES.search(fault.words) if fault.kind == "attention_scale" else None
+    found = NUMBERS.search(fault.words) if fault.kind == "attention_scale" else None
     if found is None:
         return
-    own, right = float(found[2]), float(found[3])
+    own, right = map(float, found.groups())
+    size = _square(right)
     if own != 1.0 and own > 0 and right > 0:
+        yield from _scale_of_size(project, _square(own), size)
         # Another power of the same number.
         factor = math.log(right) / math.log(own)
         for source in project:
@@ -171,12 +178,59 @@ def _attention_scale(fault: Fault, project: Project) -> Iterator[Proposal]:
         return
     for source, product, first in _products(project)[:_MOST] if own == 1.0 else ():
         # A name that holds the size says more than the number.
-        size = (
-            f"{first}.shape[-1]" if first else _name_of(project, source, product, float(found[1])) if found[1] else ""
-        )
-        size = size or found[1] or ""
-        scale = f"{size} ** -0.5" if found[1] and size else number_text(right)
+        name = f"{first}.shape[-1]" if first else _name_of(project, source, product, size) if size else ""
+        scale = f"{name or size} ** -0.5" if size else number_text(right)
         yield Proposal((_around(source, product, "", f" * {scale}"),), f"the product is scaled by {scale}", _NAMED)
+
+
+def _square(scale: float) -> int:
+    """Return the whole number whose root a scale is, or is one over; 0 if there is none."""
+    square = max(scale * scale, 1 / (scale * scale)) if scale else 0.0
+    return round(square) if abs(square - round(square)) <= 1e-4 * square else 0
+
+
+def _scale_of_size(project: Project, wrong: int, size: int) -> Iterator[Proposal]:
+    """Yield the reference's size for the size of which the candidate's code takes the root."""
+    roots: list[tuple[bool, Source, ast.expr]] = []
+    for source in project if wrong and size else ():
+        for node in source.nodes:
+            base: ast.expr | None = None
+            if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Pow):
+                base = node.left if number_of(node.right) in (0.5, -0.5) else None
+            elif isinstance(node, ast.Call) and last_name(node.func) in ("sqrt", "rsqrt") and len(node.args) == 1:
+                base = node.args[0]
+            number = None if base is None else _held_number(project, source, base)
+            if base is not None and number in (None, wrong):
+                roots.append((number is None, source, base))
+    for _, source, base in sorted(roots, key=lambda each: each[0]):
+        text = _name_of(project, source, base, size) or str(size)
+        edit = Edit(source.file, *source.span(base), text)
+        yield Proposal((edit,), f"the scale is of {text} for {source.code(base)}", _NAMED - 0.1)
+
+
+def _held_number(project: Project, source: Source, node: ast.expr, depth: int = 3) -> float | None:
+    """Return the number that an expression has, computed from the numbers that its names hold; `None` if not known."""
+    number = number_of(node)
+    if number is not None or not depth:
+        return number
+    if isinstance(node, ast.BinOp) and type(node.op) in _ARITHMETIC:
+        sides = [_held_number(project, source, each, depth) for each in (node.left, node.right)]
+        try:
+            return None if None in sides else float(_ARITHMETIC[type(node.op)](*sides))
+        except (ArithmeticError, TypeError):
+            return None
+    if not dotted(node):
+        return None
+    values = project.definitions(source, node)
+    if not values:
+        scope = source.class_around(node) if isinstance(node, ast.Attribute) else source.function(node)
+        values = [
+            (source, each.value)
+            for each in ast.walk(scope or source.tree)
+            if isinstance(each, ast.Assign) and dotted(node) in map(dotted, each.targets)
+        ]
+    numbers = {_held_number(project, place, value, depth - 1) for place, value in values}
+    return numbers.pop() if len(numbers) == 1 else None
 
 
 def _products(project: Project) -> list[tuple[Source, ast.expr, str]]:
@@ -222,6 +276,35 @@ def _divisor(fault: Fault, project: Project) -> Iterator[Proposal]:
         start, end = source.span(value)
         edit = Edit(source.file, start, end, f"{head}{source.code(value)}{tail}")
         yield Proposal((edit,), f"the loss is divided by {text} before backward", _NAMED)
+
+
+def _sum_of_samples(fault: Fault, project: Project) -> Iterator[Proposal]:
+    """Yield the sum of each sample, averaged over the samples, for the mean of all places, or the mean for that sum, as
+    the cause's divisors tell.
+    """
+    counts = fault.values
+    if fault.kind != "reduction" or counts is None or not all(isinstance(each, float) for each in counts):
+        return
+    source, statement = project.statement_at(fault.lines.candidate)
+    axis = "axis=1" if fault.frameworks[1] == "paddle" else "dim=1"
+    for node in ast.walk(statement) if source is not None and statement is not None else ():
+        if source is None or not isinstance(node, ast.Call) or last_name(node.func) != "mean" or node.keywords:
+            continue
+        is_method = not node.args and isinstance(node.func, ast.Attribute)
+        inner = node.func.value if is_method else next(iter(node.args), None)  # type: ignore[attr-defined]
+        if inner is None or len(node.args) > 1:
+            continue
+        text = source.code(inner)
+        text = f"({text})" if isinstance(inner, (ast.BinOp, ast.UnaryOp, ast.IfExp)) else text
+        if counts.reference < counts.candidate:
+            for flat, words in (("", ""), (".flatten(1)", ", of any number of axes")):
+                edit = Edit(source.file, *source.span(node), f"{text}{flat}.sum({axis}).mean()")
+                yield Proposal((edit,), f"each sample is summed before the mean{words}", _NAMED)
+        elif isinstance(inner, ast.Call) and last_name(inner.func) == "sum" and isinstance(inner.func, ast.Attribute):
+            owner = inner.func.value
+            summed = owner if dotted(owner) not in source.modules else next(iter(inner.args), owner)
+            edit = Edit(source.file, *source.span(node), f"({source.code(summed)}).mean()")
+            yield Proposal((edit,), "the mean is over all places", _NAMED)
 
 
 def _micro_batches(fault: Fault, project: Project) -> Iterator[Proposal]:
@@ -279,10 +362,11 @@ def _name_of(project: Project, source: Source, place: ast.AST, number: float) ->
     scope = source.tree if function is None else function
     places = []
     for node in ast.walk(scope):
-        if isinstance(node, (ast.Name, ast.Attribute)) and isinstance(node.ctx, ast.Load) and dotted(node):
-            values = project.definitions(source, node)
-            if values and all(number_of(value) == number for _, value in values):
-                places.append(dotted(node))
+        if not isinstance(node, (ast.Name, ast.Attribute)) or not dotted(node):
+            continue
+        is_known = isinstance(node.ctx, ast.Load) or node.lineno < place.lineno  # type: ignore[attr-defined]
+        if is_known and _held_number(project, source, node) == number:
+            places.append(dotted(node))
     return min(places, key=lambda name: ("accum" not in name.lower(), len(name)), default="")
 
 
@@ -468,8 +552,13 @@ def _variables_at(source: Source, statement: ast.stmt) -> list[str]:
     return [] if function is None else _variables(function, statement)
 
 
-def _uncalled(owner: ast.ClassDef) -> dict[str, str]:
-    """Return the attributes of layers that a class makes and never reads, with the names of the layers' classes."""
+def _uncalled(owner: ast.ClassDef, classes: Collection[str] = ()) -> dict[str, str]:
+    """Return the attributes of layers that a class makes and never reads, with the names of the layers' classes.
+
+    Args:
+        owner: the class.
+        classes: names of further classes of layers.
+    """
     attributes = [node for node in ast.walk(owner) if isinstance(node, ast.Attribute) and _is_own(node)]
     read = {node.attr for node in attributes if isinstance(node.ctx, ast.Load)}
     return {
@@ -480,21 +569,22 @@ def _uncalled(owner: ast.ClassDef) -> dict[str, str]:
         and _is_own(node.targets[0])
         and node.targets[0].attr not in read
         and isinstance(node.value, ast.Call)
-        and is_layer(last_name(node.value.func))
+        and (is_layer(last_name(node.value.func)) or last_name(node.value.func) in classes)
     }
 
 
 def _uncalled_layers(fault: Fault, project: Project) -> Iterator[Proposal]:
     """Yield calls of layers that a class makes and never calls."""
-    if fault.first.stage != "forward":
+    if fault.first.stage != "forward" or (fault.fix and fault.first.cause is not None and fault.first.cause.proven):
         return
-    before = _tail(fault.partner_of(fault.first.last_agreeing))
+    before = fault.partner_of(fault.first.last_agreeing).split(".")
+    owners = [(source, node) for source in project for node in source.nodes if isinstance(node, ast.ClassDef)]
+    classes = {node.name for _, node in owners}
     places: list[tuple[bool, Source, ast.expr, str]] = []
-    for source in project:
-        for owner in (node for node in source.nodes if isinstance(node, ast.ClassDef)):
-            calls = [node for node in ast.walk(owner) if isinstance(node, ast.Call) and _is_own(node.func)]
-            for name in sorted(_uncalled(owner)):
-                places += [(last_name(call.func) != before, source, call, name) for call in calls]
+    for source, owner in owners:
+        calls = [node for node in ast.walk(owner) if isinstance(node, ast.Call) and _is_own(node.func)]
+        for name in sorted(_uncalled(owner, classes)):
+            places += [(last_name(call.func) not in before, source, call, name) for call in calls]
     yield from _ranked(
         ((_around(source, call, f"self.{name}(", ")"),), f"`self.{name}`, which is never called, is called")
         for _, source, call, name in sorted(places, key=lambda each: each[0])
@@ -523,9 +613,20 @@ def _detached_targets(fault: Fault, project: Project) -> Iterator[Proposal]:
 
 
 def _reordered(fault: Fault, project: Project) -> Iterator[Proposal]:
-    """Yield two layers in the latter order, where the candidate's activation stands in the place of no activation."""
-    if fault.kind != "activation" or fault.values is None or fault.values.reference:
+    """Yield two layers in the latter order, where the candidate's activation stands in the place of no activation, or
+    follows where the reference has the activation already.
+    """
+    is_late = fault.kind == "activation_missing"
+    if not is_late and (fault.kind != "activation" or fault.values is None or fault.values.reference):
         return
+    if fault.values is None or (is_late and not fault.values.reference):
+        return
+    name = common_kind(str(fault.values.reference if is_late else fault.values.candidate).lower().replace("_", ""))
+
+    def is_named(node: ast.AST) -> bool:
+        function = last_name(getattr(node, "func", node)).lower().replace("_", "")
+        return bool(function) and (function in name.split() or common_kind(function) == name)
+
     frames = [fault.models.lines.candidate.get(fault.first.candidate or ""), fault.lines.candidate]
     texts: list[tuple[Edit, ...]] = []
     for frame in dict.fromkeys(filter(None, frames)):
@@ -533,19 +634,19 @@ def _reordered(fault: Fault, project: Project) -> Iterator[Proposal]:
         if source is None or statement is None:
             continue
         for first, second in pairwise(_block(source, statement)):
-            if statement in (first, second) and _does_alike(first, second):
+            is_meant = not is_late or is_named(getattr(second, "value", second))
+            if statement in (first, second) and is_meant and _does_alike(first, second):
                 texts.append(_exchanged(source, first, second))
         for node in ast.walk(statement):
             items = node.elts if isinstance(node, ast.List) else []
             if isinstance(node, ast.Call) and last_name(node.func) == "Sequential":
                 items = node.args
             pairs = [pair for pair in pairwise(items) if all(isinstance(each, ast.Call) for each in pair)]
-            # The activation that comes too early, if the items name it.
-            name = str(fault.values.candidate).lower().replace("_", "")
-            early = [pair for pair in pairs if last_name(getattr(pair[0], "func", pair[0])).lower() == name]
-            texts += [_exchanged(source, *pair) for pair in early or pairs]
+            # The activation that comes too early or too late, if the items name it.
+            moved = [pair for pair in pairs if is_named(pair[is_late])]
+            texts += [_exchanged(source, *pair) for pair in moved or ([] if is_late else pairs)]
             inner = node.args[0] if isinstance(node, ast.Call) and len(node.args) == 1 else None
-            is_value = not isinstance(source.parents.get(node), ast.Expr)
+            is_value = not isinstance(source.parents.get(node), ast.Expr) and (not is_late or is_named(node))
             if is_value and isinstance(node, ast.Call) and isinstance(inner, ast.Call) and len(inner.args) == 1:
                 texts.append(_exchanged(source, node.func, inner.func))
     yield from _ranked((edits, "two layers come in the other order") for edits in texts)

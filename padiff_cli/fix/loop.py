@@ -12,6 +12,7 @@ from padiff.frameworks.catalog import number_text
 from padiff.records.diagnostic import line_of_role
 from padiff.records.recorded import ROOT
 from padiff_cli.fix.drafts import CALLS, LINES, OTHERS, Drafts
+from padiff_cli.fix.fault import parsed_call
 from padiff_cli.fix.matching import Change, Match, UnwritableError, Writer
 from padiff_cli.fix.source import (
     Edit,
@@ -31,9 +32,10 @@ from padiff_cli.fix.vocabulary import (
 
 # Largest number of pairs of constants for means and scales. Each is a run.
 _MOST_NORMALISED = 4
-# Kinds of causes that moving or adding such a call may mend.
+_EXCHANGED = re.compile(r"axes (\d+) and (\d+) exchanged")
+# Kinds of causes that moving or adding a call that zeroes gradients may mend, and its name.
 _OF_ZEROING = frozenset(
-    {"stale_gradient", "gradients_cleared", "step_skipped", "no_gradient", "gradient_scale", "gradients"}
+    {"stale_gradient", "left_over", "gradients_cleared", "step_skipped", "no_gradient", "gradient_scale", "gradients"}
 )
 _ZEROING = {"torch": "zero_grad", "paddle": "clear_grad"}
 
@@ -294,6 +296,9 @@ class LoopRules(Drafts):
 
     def _input(self) -> Iterator[Proposal]:
         """Yield changes of the constants by which inputs are normalised, computed from the recorded inputs."""
+        yield from self._deviations()
+        yield from self._windows()
+        yield from self._axes()
         is_affine = self._fault.kind in ("input_scaled", "input_offset", "input_normalised")
         rows: Sequence[tuple[float, float]] = ()
         if is_affine and self._fault.values is not None:
@@ -306,6 +311,77 @@ class LoopRules(Drafts):
             for node in source.nodes:
                 if isinstance(node, ast.BinOp):
                     yield from self._normalised(source, node, factor, offset)
+
+    def _axes(self) -> Iterator[Proposal]:
+        """Yield the order of axes of the line of the data with two of them exchanged, of a sample and of a batch."""
+        axes = _EXCHANGED.search(self._fault.words) if self._fault.kind == "input_transposed" else None
+        source, statement = self._project.statement_at(self.lines.candidate)
+        for node in ast.walk(statement) if axes is not None and source is not None and statement is not None else ():
+            if axes is None or source is None or not isinstance(node, ast.Call):
+                continue
+            orders = [each.elts for each in node.args if isinstance(each, (ast.Tuple, ast.List))] or [node.args]
+            entries = [each for each in orders[0] if isinstance(number_of(each), (int, float))]
+            if last_name(node.func) not in ("transpose", "permute") or len(entries) < 3:
+                continue
+            for batch in (1, 0):
+                places = [int(axis) - batch for axis in axes.groups()]
+                if all(place < len(entries) for place in places):
+                    pair = [entries[place] for place in places]
+                    edits = [Edit(source.file, *source.span(each), source.code(other))
+                             for each, other in zip(pair, pair[::-1])]  # fmt: skip
+                    yield Proposal(tuple(edits), "two axes are exchanged", LINES - 0.2 - 0.1 * batch)
+
+    def _windows(self) -> Iterator[Proposal]:
+        """Yield the slices of the line of the data that take the reference's window."""
+        source, statement = self._project.statement_at(self.lines.candidate)
+        if self._fault.kind != "input_moved" or self._fault.values is None or source is None or statement is None:
+            return
+        shifts: tuple[int, ...] = self._fault.values.candidate
+        slices = [node for node in ast.walk(statement) if isinstance(node, ast.Slice) and node.step is None]
+        slices = [node for node in slices if node.lower is not None or node.upper is not None]
+        for first in range(len(slices) - len(shifts) + 1):
+            edits = [self._moved_slice(source, *pair) for pair in zip(slices[first:], shifts)]
+            if all(edits):
+                words = f"the window begins {', '.join(f'{shift:+d}' for shift in shifts)} later"
+                yield Proposal(tuple(edit for each in edits for edit in each), words, LINES - 0.2)
+
+    def _moved_slice(self, source: Source, node: ast.Slice, shift: int) -> list[Edit]:
+        """Return the edits that move both ends of a slice; none if its first place is not known."""
+        start, end = source.span(node)
+        if node.lower is None:
+            edits = [Edit(source.file, start, start, str(shift))] if shift > 0 else []
+        else:
+            is_plain = number_of(node.lower) is not None
+            holders = [(source, node.lower)] if is_plain else self._project.definitions(source, node.lower)
+            number = number_of(holders[0][1]) if len(holders) == 1 else None
+            place = holders[0][0].span(holders[0][1]) if number is not None else (0, 0)
+            text = "" if number is None or number + shift < 0 else number_text(int(number) + shift)
+            edits = [Edit(holders[0][0].file, *place, text)] if text else []
+        last = None if node.upper is None else number_of(node.upper)
+        if edits and node.upper is not None and last is not None:
+            edits.append(Edit(source.file, *source.span(node.upper), number_text(int(last) + shift)))
+        elif edits and node.upper is not None and (node.lower is None or number_of(node.lower) is not None):
+            edits.append(Edit(source.file, end, end, f" {'+' if shift > 0 else '-'} {abs(shift)}"))
+        return edits
+
+    def _deviations(self) -> Iterator[Proposal]:
+        """Yield the divisor of a variance that the cause names: of an array, then of a tensor."""
+        fix, frame = parsed_call(self._fault.fix), self.lines.candidate
+        if self._fault.kind != "input_scaled" or fix is None or last_name(fix.func) != "std":
+            return
+        is_unbiased = number_of(fix.keywords[0].value) == 1
+        for source, call in self._project.calls("std", "var"):
+            far = frame is None or (source.file, call.lineno) != (frame.file, frame.line)
+            values = {"ddof": str(int(is_unbiased)), "correction": str(int(is_unbiased)), "unbiased": str(is_unbiased)}
+            divisors = [each for each in call.keywords if each.arg in values]
+            end = source.span(call)[1] - 1
+            comma = ", " * bool(call.args or call.keywords)
+            edits = [Edit(source.file, *source.span(each.value), values[str(each.arg)]) for each in divisors] or [
+                Edit(source.file, end, end, f"{comma}{name}={values[name]}") for name in ("ddof", "unbiased")
+            ]
+            for edit in edits:
+                words = f"the variance divides by {'n - 1' if is_unbiased else 'n'}"
+                yield Proposal((edit,), words, LINES - 0.2 + 0.5 * far)
 
     def _normalised_by_channel(self, pairs: Sequence[tuple[float, float]]) -> Iterator[Proposal]:
         """Yield new constants of ``(x - m) / s`` with a number for each channel.

@@ -56,6 +56,8 @@ _OTHER_ORDER = re.compile(
 _OF_MATH = re.compile(rf"\bmath\.(?:{'|'.join(name for name in dir(math) if name[0] != '_')})\b")
 # Functions that take a class and make none of its objects, or give it arguments already.
 _OF_CLASSES = ("isinstance", "issubclass", "partial")
+# The word at the end, and at the start, of a text: a name with its value.
+_WORD_END, _WORD_START = re.compile(r"[\w.=]*$"), re.compile(r"[\w.]*")
 _IDENTIFIER, _TEXT = re.compile(r"[A-Za-z_]\w*"), re.compile(r"""["'][^"']*["']""")
 _SIGNS = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/"}
 _OPERATORS = {ast.Add: "add", ast.Sub: "sub", ast.Mult: "mul", ast.Div: "div", ast.Pow: "pow"}
@@ -141,7 +143,7 @@ class Rules(Drafts):
             edits = [Edit(source.file, start, start + len(fix.old), fix.new)]
             if new != fix.new and source.modules.get("math") != "math":
                 edits.append(source.import_edit("math"))
-            yield Proposal(tuple(edits), "the line that the verdict shows", FIX - 0.1)
+            yield Proposal(tuple(edits), _changed_words(fix.old, fix.new), FIX - 0.1)
 
     def _from_fix(self) -> Iterator[Proposal]:
         """Yield the fix of the cause, those of settings that differ at its stage, and the first of each together."""
@@ -608,6 +610,20 @@ def _parsed_value(text: str) -> ast.expr | None:
 def _argument_of(key: str) -> str:
     """Return the argument of a key such as ``train.py:5#lr#0``, by its common name."""
     return common_argument(key.rpartition("#")[0].rpartition("#")[2])
+
+
+def _changed_words(old: str, new: str) -> str:
+    """Return what becomes of a line, in words: the part from the first to the last character that changes."""
+    pairs = zip(old, new)
+    start = next((k for k, (before, after) in enumerate(pairs) if before != after), min(len(old), len(new)))
+    rest = min(len(old), len(new)) - start
+    end = next((k for k in range(rest) if old[-1 - k] != new[-1 - k]), rest)
+    start = start - len(_WORD_END.search(old[:start])[0])  # type: ignore[index]
+    end = end - len(_WORD_START.match(old[len(old) - end :])[0])  # type: ignore[index]
+    before, after = (text[start : len(text) - end].strip(" ,") for text in (old, new))
+    if not before or not after:
+        return f"`{before or after}` is {'left out' if before else 'added'}"
+    return f"`{before}` becomes `{after}`"
 
 
 def _may_be(own: str, name: str) -> bool:

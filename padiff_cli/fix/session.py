@@ -16,6 +16,7 @@ from padiff.records.compared import factor_text
 from padiff.records.diagnostic import position_text
 from padiff.system.frames import Frame
 from padiff.system.terminal import printable
+from padiff_cli.fix.drafts import CALLS
 from padiff_cli.fix.fault import Fault
 from padiff_cli.fix.rules import Rules
 from padiff_cli.fix.source import Edit, Project, Proposal
@@ -227,13 +228,16 @@ class Session:
                 continue
             if best is None or result.passed or _rank(report, result) > _rank(report, best[2]):
                 best = (proposal, patched, result)
-            if result.passed or _is_known(report, result):
+            is_sure = _is_proven(first) and proposal.weight < CALLS and _key(first) not in map(_key, _faults(result))
+            if result.passed or is_sure or _is_known(report, result):
                 break
         if best is None:
             return None
         proposal, self._outcome.after, result = best
-        edit = proposal.edits[0]
-        self._outcome.accepted.append(Accepted(proposal, edit.file, _line(project, proposal), _proof(first, result)))
+        edit, left = proposal.edits[0], {_key(each) for each in _faults(result)}
+        # Of several faults another one than the first may be gone.
+        gone = next((each for each in [first, *_faults(report)] if _key(each) not in left), first)
+        self._outcome.accepted.append(Accepted(proposal, edit.file, _line(project, proposal), _proof(gone, result)))
         self._say(f"  kept: {proposal.words}")
         return result
 
@@ -424,7 +428,7 @@ def _proof(fault: FirstDiff, after: Report) -> str:
                 break
             text = "equal to the bit" if not each.figures.l2 else f"{each.excess:.2g} times the limit"
             return f"{printable(place)}: {before} -> {text}"
-    return f"{printable(place)}: {before} -> no diff"
+    return f"{printable(place)}: {before} -> no difference"
 
 
 def _place(project: Project, proposal: Proposal) -> str:

@@ -26,6 +26,8 @@ _ENDING = re.compile(r"(?<=\w{4})(?:ing|ed|s)$")
 _INSTEAD = re.compile(r"\b(?:instead of|rather than|for)\b", re.IGNORECASE)
 _CALL = re.compile(r"\s*(?:[A-Za-z_]\w*\.)*([A-Za-z_]\w*)\(.*\)\s*")
 _INVERSE, _ROOT = re.compile(r"\b1(?:\.0)?\s*/"), re.compile(r"sqrt|\*\*\s*-?0?\.5")
+# A number as a root, which a text has beside the number.
+_AS_ROOT = re.compile(r" \((?:1 / )?sqrt\(\d+\)\)")
 # "... uses ReLU for the reference's GELU": where the words of what the candidate needs begin.
 _FOR = re.compile(r" for (?:what )?the (?:reference's )?")
 # The argument of GELU that chooses its form.
@@ -181,7 +183,7 @@ def _telling(text: str) -> list[str]:
 
 def _both_sides(each: Explanation) -> tuple[str, str]:
     """Return what the candidate has and what it needs, as an explanation says; the latter may be empty."""
-    has, _, needs = _FOR.sub("\0", each.text, count=1).partition("\0")
+    has, _, needs = _FOR.sub("\0", _AS_ROOT.sub("", each.text), count=1).partition("\0")
     return has, needs
 
 
@@ -217,7 +219,8 @@ def _left(each: Explanation, numbers: set[float]) -> Explanation | None:
 
 def _reference_numbers(each: Explanation) -> set[float]:
     """Return the numbers that the candidate has to get: of the fix; else those named as the reference's; else all."""
-    text = each.text.rpartition("reference's")[2] if "reference's" in each.text else each.text
+    text = _AS_ROOT.sub("", each.text)
+    text = text.rpartition("reference's")[2] if "reference's" in text else text
     return _numbers(each.fix) or _numbers(text) or _numbers(each.text)
 
 

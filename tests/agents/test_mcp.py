@@ -245,8 +245,8 @@ def proven(kind, text, fix=""):
     return Explanation(kind, text, fix, 1.0, 0.1, True, 1000.0)
 
 
-SCALE = proven("scale", "in the candidate, the scale of attention in div() in `layers.0`, which is 1 / sqrt(8), is 8 "
-               "for the reference's 2.82843")  # fmt: skip
+SCALE = proven("scale", "in the candidate, the scale of attention in div() in `layers.0` is 8 for "
+               "the reference's 2.82843 (sqrt(8))")  # fmt: skip
 LOSS = proven("loss", "in the candidate, the loss is of the squared error (MSE), for what the reference's "
               "smooth_l1_loss() in the loop takes", "torch.nn.functional.smooth_l1_loss(..., beta=1.0)")  # fmt: skip
 GELU = proven("activation", "the candidate uses tanh-form GELU for the reference's exact GELU (gelu() in `1`)")

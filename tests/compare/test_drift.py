@@ -130,6 +130,35 @@ def test_a_running_mean_near_zero_is_judged_by_the_deviation_of_its_channels():
     assert not step(noise[0], noise[1] + 1e-2)
 
 
+def test_an_output_may_be_off_by_all_that_the_bias_of_its_layer_is_off():
+    # A softmax takes no gradient to the bias before it: Adam makes steps of any direction of the rounding noise.
+    x, w, g, u = RNG.normal(size=(6, 8)), RNG.normal(size=(8, 1)), np.full(1, 1e-9), np.full((8, 1), 1e-3)
+
+    def passes(shift: float, error: float) -> bool:
+        rows = (
+            ("weight", "weight", 100 * w, 100 * w),
+            ("weight", "bias", np.full(1, 0.05), np.full(1, 0.05 + shift)),
+            ("forward", "output.0", x @ w * 0.1, x @ w * 0.1 + error),
+            ("grad", "weight", u, u),
+            ("grad", "bias", g, -g),
+            ("update", "weight", u, u),
+            ("update", "bias", np.full(1, 1e-3), np.full(1, -1e-3)),
+        )
+        pairs = [two(*row, step=1) for row in rows]
+        linear = [
+            replace(pair, reference=replace(pair.reference, layer_type="Linear"),
+                    candidate=replace(pair.candidate, layer_type="Linear"))
+            for pair in pairs
+        ]  # fmt: skip
+        diffs = judged(*linear)
+        assert diffs[1].passed
+        return diffs[2].passed
+
+    assert passes(2e-3, 2e-3)
+    assert not passes(2e-3, 6e-3)
+    assert not passes(0.0, 2e-3)
+
+
 def test_the_gain_is_how_much_larger_outputs_are_off_than_what_the_step_started_from():
     r, w = RNG.normal(size=(16, 8)), RNG.normal(size=(8, 8))
     equal = drift(judged(two("weight", "weight", w, w), two("forward", "output.0", r, near(r, 1e-5))))

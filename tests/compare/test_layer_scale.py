@@ -78,3 +78,28 @@ def test_what_is_multiplied_by_rounding_is_no_diff(start):
 def test_what_is_multiplied_by_more_is_one(start):
     first = padiff.compare_runs(trained(torch, start), trained(paddle, start, factor=1e6)).first_diff
     assert (first.step, first.stage, first.reference) == (1, "forward", "0.drop")
+
+
+class Scaled(torch.nn.Module):
+    def __init__(self, leaves_out=False):
+        super().__init__()
+        self.inner, self.head = torch.nn.Linear(WIDTH, WIDTH), torch.nn.Linear(WIDTH, 2)
+        self.gamma = torch.nn.Parameter(torch.full((WIDTH,), 0.1))
+        self.leaves_out = leaves_out
+
+    def forward(self, x):
+        return self.head(x + (self.inner(x) if self.leaves_out else self.gamma * self.inner(x)))
+
+
+def test_a_factor_that_is_left_out_is_no_number_that_the_code_does_not_have():
+    runs = []
+    for leaves_out in (False, True):
+        torch.manual_seed(0)
+        model = Scaled(leaves_out)
+        with padiff.record(model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1)) as rec:
+            model(torch.from_numpy(DATA[0])).sum().backward()
+            rec.try_dump()
+        runs.append(rec.run)
+    cause = padiff.compare_runs(*runs).first_diff.cause
+    # All factors are 0.1: ten times the inner output is the same, but the candidate's code has no ten.
+    assert "mul()" in cause.sentence and "10" not in cause.sentence, cause.text

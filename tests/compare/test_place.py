@@ -48,7 +48,7 @@ SHOWN = {"mask": {"flat": "attn_mask=more", "port": "where(away, "}}
 COMPUTED = {
     "residual": "the residual is missing: the first add() in `blocks.1` leaves out what `blocks.0` gives",
     "last residual": "the residual is missing: the second add() in `blocks.1`",
-    "scale": "the scale of attention in div() in `blocks.1.attn`, which is 1 / sqrt(8), is",
+    "scale": "the scale of attention in div() in `blocks.1.attn` is",
     "factor": "mul() in `(root)` is left out: nothing is scaled by 4 there",
     "gelu": "tanh-form GELU for the reference's exact GELU",
     "activation": "has no activation, the reference ReLU",

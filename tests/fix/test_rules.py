@@ -271,6 +271,78 @@ CASES = {
          "cause": Cause("activation", "another one", values=Both("", "SiLU"))},
         ["+y = norm(y)", "-y = norm(y)"],
     ),
+    "an activation that comes too late, in a line": (
+        {"text": "y = F.silu(self.norm(self.conv(x)))\n", "at": "norm",
+         "cause": Cause("activation_missing", "no activation", values=Both("SiLU", ""))},
+        ["-y = F.silu(self.norm(self.conv(x)))", "+y = self.norm(F.silu(self.conv(x)))"],
+    ),
+    "an activation that comes too late, in a list": (
+        {"text": "net = Sequential(Conv(1), Norm(2), ReLU(), Head())\n", "at": "Norm",
+         "cause": Cause("activation_missing", "no activation", values=Both("ReLU", ""))},
+        ["-net = Sequential(Conv(1), Norm(2), ReLU(), Head())", "+net = Sequential(Conv(1), ReLU(), Norm(2), Head())"],
+    ),
+    "a layer of a class of one's own that is never called": (
+        {"text": "class Gain:\n    pass\nclass N:\n    def __init__(self):\n        self.gain = Gain()\n"
+         "    def forward(self, x):\n        return x + self.mlp(self.norm(x))\n",
+         "at": "return", "last": ("block.fc", "block.mlp"), "cause": Cause("code", "the candidate leaves out mul()")},
+        ["-        return x + self.mlp(self.norm(x))", "+        return x + self.gain(self.mlp(self.norm(x)))"],
+    ),
+    "the root of another size": (
+        {"text": "class A:\n    def __init__(self, width, heads):\n        self.each = width // heads\n"
+         "        self.scale = width ** -0.5\nnet = A(32, 4)\n", "at": "self.scale",
+         "cause": Cause("attention_scale", "in the candidate, the scale of attention in div() in `a` is 5.65685 "
+                        "(sqrt(32)) for the reference's 2.82843 (sqrt(8))")},
+        ["-        self.scale = width ** -0.5", "+        self.scale = self.each ** -0.5"],
+    ),
+    "a variance of an array over n": (
+        {"text": "def scaled(x):\n    return x / x.std(axis=0)\n", "at": "std", "stage": "input",
+         "cause": Cause("input_scaled", "scaled", fix="std(..., ddof=1), or unbiased=True of a tensor",
+                        values=Both(None, ((1.0105829, 0.0),)))},
+        ["-    return x / x.std(axis=0)", "+    return x / x.std(axis=0, ddof=1)"],
+    ),
+    "two axes of a sample": (
+        {"text": "img = raw.transpose(2, 1, 0)\n", "at": "img", "stage": "input",
+         "cause": Cause("input_transposed", "the candidate's input is the same with axes 2 and 3 exchanged")},
+        ["-img = raw.transpose(2, 1, 0)", "+img = raw.transpose(2, 0, 1)"],
+    ),
+    "gradients of a validation": (
+        {"text": TORCH.replace("    optimizer.zero_grad()\n", ""), "cause": Cause("left_over", "begins with gradients"),
+             "stage": "grad"},
+        ["+    optimizer.zero_grad()"],
+    ),
+    "a list of what decays, in paddle": (
+        {"text": "import paddle\nnet = Net()\nnames = [w.name for w in net.parameters()]\nopt = paddle.optimizer.AdamW("
+         "0.1, parameters=net.parameters(), weight_decay=0.1, apply_decay_param_fun=lambda n: n in names)\n",
+         "framework": "paddle", "stage": "update", "cause": Cause("weight_decay", "of norms and biases only"),
+         "settings": (Difference("weight_decay", Both(0.0, 0.1), "update", "optimizer_setting",
+                                 parameters=Both(("a/bias",), ("b/weight", "b/bias"))),)},
+        ["-names = [w.name for w in net.parameters()]", "+names = [w.name for w in net.parameters() if w.ndim >= 2]"],
+    ),
+    "a factor of a residual": (
+        {"text": "class N:\n    def forward(self, x):\n        return x + self.b(self.a(x))\n", "at": "return",
+         "cause": Cause("scale_missing", "in the candidate, mul() in `b` is left out: nothing is scaled by 0.5 there")},
+        ["-        return x + self.b(self.a(x))", "+        return x + 0.5 * self.b(self.a(x))"],
+    ),
+    "another window": (
+        {"text": "START = 0\ndef item(wave, size):\n    return wave[START : START + size]\n", "at": "return",
+         "stage": "input", "cause": Cause("input_moved", "shifted by 8", values=Both(None, (8,)))},
+        ["-START = 0", "+START = 8"],
+    ),
+    "another window of an image": (
+        {"text": "x = image[:, 0:10, :12]\n", "at": "x =", "stage": "input",
+         "cause": Cause("input_moved", "another window", values=Both(None, (3, 2)))},
+        ["-x = image[:, 0:10, :12]", "+x = image[:, 3:13, 2:14]"],
+    ),
+    "the mean of all places": (
+        {"text": "kl = (1 + v - m).mean()\n", "framework": "paddle", "at": "kl", "stage": "loss",
+         "cause": Cause("reduction", "a term of the loss is divided by all 48 places", values=Both(8.0, 48.0))},
+        ["-kl = (1 + v - m).mean()", "+kl = (1 + v - m).sum(axis=1).mean()"],
+    ),
+    "the sum of each sample": (
+        {"text": "kl = torch.mean((1 + v).sum(dim=1))\n", "at": "kl", "stage": "loss",
+         "cause": Cause("reduction", "a term of the loss is divided by the 8 samples", values=Both(48.0, 8.0))},
+        ["-kl = torch.mean((1 + v).sum(dim=1))", "+kl = (1 + v).mean()"],
+    ),
     "an argument by place, where its value is defined": (
         {"text": "from torch import nn\nclass N:\n    def __init__(self, a):\n        self.act = nn.LeakyReLU(a)\n"
              "net = N(0.01)\n", "at": "LeakyReLU",

@@ -8,8 +8,10 @@ import pytest
 from kit.forking import python_with_frameworks
 
 import padiff
-from padiff.records import Both
-from padiff.records.diagnostic import diagnostic_of
+from padiff.records import Both, Cause, FirstDiff
+from padiff.records.diagnostic import brief_fault, diagnostic_of
+from padiff.records.report_data import Models
+from padiff.system.frames import Frame
 
 PROGRAM = """
 import padiff, torch
@@ -622,3 +624,54 @@ def test_the_line_that_defines_chooses_or_returns_a_value_is_shown(found, before
     fault = found(READ, before, after)
     assert fault.places.candidate is not None and fault.places.candidate.code == code, fault.cause
     assert fix is None or (fault.fix is not None and fault.fix.text == fix)
+
+
+OF_DATA = {"reference": ["rng = RandomState(3)", "x = x - x.min()", "return (x - 0.25) / 0.5, x[2:]"],
+        "candidate": ["def __init__(self, mean=0.25, std=0.75):", "x = x - x.min()", "part = x[0:8]", "y = x / x.std()",
+                      "img = img.transpose(2, 1, 0)"]}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("sentence", "line"),
+    [
+        ("1.5 times the reference's", 4),
+        ("1.01058 times the reference's (the candidate's variance of 48 values)", 4),
+        ("the same with axes 1 and 3 exchanged", 5),
+        ("shifted by 2 along axis 1, back", 3),
+        ("the same samples in reverse", 9),
+    ],
+)
+def test_the_line_of_the_data_does_what_the_cause_says(sentence, line):
+    first = FirstDiff(0, "input", "", "", cause=Cause("input", sentence, True))
+    sides = [
+        {f"@data:{k}": Frame("a.py", k, "", code) for k, code in enumerate(OF_DATA[side], 1)}
+        | {"@batch": Frame("a.py", 9, "", "for x in loader:")}
+        for side in ("reference", "candidate")
+    ]
+    fault = brief_fault(first, Models(Both((), ()), Both("torch 2", "paddle 3"), lines=Both(*sides)))
+    assert fault.places.candidate.line == line
+
+
+def test_the_number_that_scales_the_data_is_the_references():
+    code = "def __init__(self, mean=0.25, std=0.75):"
+    cause = Cause("input_scaled", "the candidate's input is 0.666667 times the reference's", True,
+                  values=Both(None, ((2 / 3, 0.0),)))  # fmt: skip
+    sides = [{"@data:0": Frame("a.py", 7, "", text)} for text in ("return (x - 0.25) / 0.5", code)]
+    models = Models(Both((), ()), Both("torch 2", "paddle 3"), lines=Both(*sides))
+    fault = brief_fault(FirstDiff(0, "input", "", "", cause=cause), models)
+    assert fault.fix is not None and fault.fix.new == code.replace("0.75", "0.5")
+    assert code[slice(*fault.places.candidate.span)] == "0.75"
+
+
+def test_a_number_that_an_attribute_holds_is_shown_where_it_is_computed():
+    called = Both(Frame("a.py", 3, "", "s = q @ k / math.sqrt(8)"), Frame("b.py", 9, "", "s = q @ k * self.scale"))
+    text = "the scale of attention in div() in `a` is 5.65685 (sqrt(32)) for the reference's 2.82843 (sqrt(8))"
+    lines = Both({}, {"self.scale": Frame("b.py", 4, "", "self.scale = width ** -0.5")})
+    models = Models(Both((), ()), Both("torch 2", "paddle 3"), lines=lines)
+    places = [
+        brief_fault(
+            FirstDiff(0, "forward", "a", "b", cause=Cause("attention_scale", sentence, True, lines=called)), models
+        )
+        for sentence in (text, "other code: the candidate computes `s * scale`")
+    ]
+    assert [each.places.candidate.line for each in places] == [4, 9]

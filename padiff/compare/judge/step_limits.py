@@ -251,6 +251,8 @@ class StepLimits:
         }
         #: Indices of the weights that passed.
         self._explained: dict[Key, int] = {}
+        #: Error of each element of a layer's output that the error of the layer's bias explains, by layer.
+        self._shifts: dict[str, float] = {}
         #: Layers with a parameter that has vanished into rounding noise.
         self._gone: set[str] = set()
         #: Sum of the squared errors of the updates judged so far: an optimizer may step before layers run again.
@@ -328,6 +330,9 @@ class StepLimits:
             self._explained[self._keys[place]] = place
         else:
             passed = self._in_few(place, "weight", limit.value)
+        if passed and self._noise[place] and self._facts.biases[place] and self._facts.simple[place]:
+            # A softmax takes no gradient to a bias before it: there the bias is noise, and may be all of the output.
+            self._shifts[self._layers[place]] = self._l2[place] / math.sqrt(max(self._size[place], 1))
         if not passed and explained and self._step - self._before.step == 1:
             self._rules[place] = RULE_NUMBERS[Rule.WRITTEN]
         elif passed and self._relative_l2[place] > limits.MOST and self._is_gone(place):
@@ -423,6 +428,9 @@ class StepLimits:
         if stage == "forward" and self._facts.activations[place] and self._shapes[place] == self._last[0]:
             # An activation that lets little through keeps the absolute error of its input.
             limit = max(limit, Limit(self._factor * limits.STEEPEST * self._last[1], Rule.ACTIVATION), key=value_of)
+        shift = self._shifts.get(self._layers[place], 0.0) * math.sqrt(self._size[place]) if stage == "forward" else 0.0
+        if 2 * shift > limit.value:
+            limit = Limit(limit.value + self._factor * shift, Rule.INHERITED)
         return limit, False
 
     def _limit_of_loop(self, place: int, stage: str, reference: float) -> Limit:

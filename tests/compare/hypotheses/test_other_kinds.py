@@ -389,7 +389,7 @@ class Attending(torch.nn.Module):
 @pytest.mark.parametrize(
     ("scale", "rate", "kind", "words"),
     [
-        (8**-0.5, 0.0, "", "is 0.353553 for the reference's 0.5"),
+        (8**-0.5, 0.0, "", "is 0.353553 (1 / sqrt(8)) for the reference's 0.5"),
         (0.5, 0.3, "dropout_added", "the reference drops nothing of"),
     ],
 )

@@ -48,6 +48,16 @@ def fed(change):
         (lambda v, _: v[:, ::-1], "input_flipped", "flipped along axis 1"),
         (lambda v, _: np.roll(v, 1, 1), "input_shifted", "shifted by 1 along axis 1, forward"),
         (lambda v, _: v * 255, "input_scaled", "255 times the reference's (0 to 255 against 0 to 1)"),
+        (
+            lambda v, _: v * np.sqrt(48 / 47),
+            "input_scaled",
+            "variance of 48 values divides by n, the reference's by n - 1",
+        ),
+        (
+            lambda v, _: v * np.sqrt(9 / 10),
+            "input_scaled",
+            "variance of 10 values divides by n - 1, the reference's by n)",
+        ),
         (lambda v, _: v + 0.3, "input_offset", "the reference's +0.3"),
         (lambda v, _: 2 * v - 1, "input_normalised", "2 times the reference's -1"),
         (lambda v, _: np.float16(v), "input_precision", "in float16's precision"),
@@ -65,6 +75,17 @@ def images(change):
     values = np.random.default_rng(0).random((8, 3, 6, 6)).astype("float32")
     sides = (values, np.asarray(change(values), "float32"))
     return [memory_run(info(plain("(root)", "net")), step(0, [record("(root)", "input", "x", v)])) for v in sides]
+
+
+def test_another_window_of_the_samples_is_named():
+    pixels = np.random.default_rng(0).random((8, 3, 16, 16)).astype("float32")
+    windows = (pixels[:, :, 3:13, 2:12], pixels[:, :, :10, :10])
+    one, other = ([memory_run(info(plain("(root)", "net")), step(0, [record("(root)", "input", "x", v.copy())]))
+                   for v in pair] for pair in (windows, (pixels[..., 4:14], pixels[..., :10])))  # fmt: skip
+    cause = first_of(*one).cause
+    assert (cause.kind, cause.proven, cause.values.candidate) == ("input_moved", True, (3, 2)), cause.text
+    cause = first_of(*other).cause
+    assert cause.proven and "shifted by 4 along axis 3, forward" in cause.sentence, cause.text
 
 
 def test_channels_and_their_statistics_are_reported():

@@ -59,6 +59,8 @@ class Number:
     rank: int = 1
 
 
+# Characters of a number that is shown as a root, too.
+_LONG = 6
 _EPSILONS = (1e-6, 1e-5, 1e-3, 1e-2, 1e-8, 1e-12, 0.1)
 
 
@@ -139,7 +141,8 @@ def read_numbers(sheet: FormulaView, other: Graph | FormulaView, surplus: bool =
         for number in _constant(sheet, k):
             for value in others[:_MOST_READ]:
                 sides = Both(number.value, value).swapped(surplus)
-                text = f"{number.text} is {sides.candidate:.6g} for the reference's {sides.reference:.6g}"
+                texts = sides.map(partial(_number_text, is_root=number.kind == "attention_scale"))
+                text = f"{number.text} is {texts.candidate} for the reference's {texts.reference}"
                 text = f"in the candidate, {text}" if surplus else text
                 yield Edit(number.kind, number.name, text, number.make(value), number.rank + 1, 0, number.at)
 
@@ -193,14 +196,15 @@ def _constant(sheet: FormulaView, k: int) -> Iterator[Number]:
             kind, what = (
                 ("temperature", "the temperature") if of_loss else ("attention_scale", "the scale of attention")
             )
-        size = 1 / value if user.operation == "div" and value else value
-        root = _root_text(size) if kind == "attention_scale" else ""
-        yield Number(kind, "a scale", f"{what} in {where}{root}", value, make, users[0], (1.0, 0.5 * value), rank=0)
+        yield Number(kind, "a scale", f"{what} in {where}", value, make, users[0], (1.0, 0.5 * value), rank=0)
 
 
-def _root_text(value: float) -> str:
-    square = 1 / (value * value) if value else 0.0
-    return f", which is 1 / sqrt({square:.6g})," if square and abs(square - round(square)) < 1e-4 * square else ""
+def _number_text(value: float, is_root: bool) -> str:
+    """Return a number as text; with `is_root`, one of many digits also as the root of a whole number, or over it."""
+    square, text = max(value * value, 1 / (value * value)) if value else 0.0, f"{value:.6g}"
+    if not is_root or len(text) < _LONG or abs(square - round(square)) > 1e-4 * square:
+        return text
+    return f"{text} ({'1 / ' * (abs(value) < 1)}sqrt({round(square)}))"
 
 
 def _put(k: int) -> Any:
@@ -269,7 +273,8 @@ def solved(sheet: FormulaView, number: Number, target: Target, noise: float) -> 
     value = _as_written(sheet, number, target, *best, noise)
     if math.isclose(value, number.value, rel_tol=1e-4, abs_tol=1e-12):
         return None
-    written = f"{number.value:.6g}"
+    is_root = number.kind == "attention_scale"
+    written = _number_text(number.value, is_root)
     term, adds, _ = number.text.partition(" is multiplied, before ")
     if adds and value == 0.0:
         text = f"{term} is not added ({sheet.where(number.at)})"
@@ -284,13 +289,16 @@ def solved(sheet: FormulaView, number: Number, target: Target, noise: float) -> 
         return Edit("scale_missing", "a scale", text, number.make(value), number.rank, 1, number.at)
     more = {0.0: " (it is left out)", 2.0: " (it counts twice)", -1.0: " (its sign is flipped)"}
     effect = more.get(value, "") if number.value == 1.0 and number.kind == "scale" else ""
-    text = f"{number.text} is {value:.6g} for the reference's {written}{effect}"
+    text = f"{number.text} is {_number_text(value, is_root)} for the reference's {written}{effect}"
     # If two numbers explain the same, the number with fewer digits is preferred.
     of_pi = next((text for text, known in _OF_PI.items() if math.isclose(value, known, rel_tol=1e-4)), None)
     if of_pi is not None:
         text = f"{number.text} is {of_pi} for the reference's {written}"
     odd = float(f"{value:.2g}") != value and of_pi is None
-    return Edit(number.kind, number.name, text, number.make(value), number.rank + odd, 1, number.at, not odd)
+    return Edit(
+        number.kind, number.name, text, number.make(value), number.rank + odd, 1, number.at, not odd,
+        values=Both(number.value, value) if number.kind == "scale" and number.value == 1.0 else None,
+    )  # fmt: skip
 
 
 def _from(

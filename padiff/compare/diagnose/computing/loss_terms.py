@@ -270,7 +270,7 @@ def described(
         kinds.append(kind)
     places = [k for k, each in enumerate(ratios) if each != 1.0]
     partner = None if other is None else _partner(own, other, places)
-    reductions = amounts if isinstance(amounts.reference, str) and len(texts) == 1 else None
+    reductions = amounts if kinds[0] == "reduction" and amounts.reference and len(texts) == 1 else None
     own_weight, other_weight = amounts.swapped(surplus) if kinds[0] != "reduction" else (0.0, 0.0)
     line = _line(own, places, kinds[0], own_weight)
     other_line = None if sheet is None else sheet.line(sheet.last)
@@ -429,7 +429,8 @@ def _counted(
             elif divisors[1] == 1.0:
                 text, values = f"{{term}} is the mean for the sum: it is divided by {ends[0]}", values.swapped()
             else:
-                text, values = f"{{term}} is divided by {ends[0]}, in the reference by {ends[1]}", unknown
+                text = f"{{term}} is divided by {ends[0]}, in the reference by {ends[1]}"
+                values = Both(divisors[1], divisors[0])
             return "reduction", text + sign, unknown if sign else values
     times = 1 / ratio if surplus else ratio
     if times < 0:

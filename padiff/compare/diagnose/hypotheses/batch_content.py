@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -26,6 +26,8 @@ _FLOATS, _INTEGERS = 4, 8
 _MIXED = 6
 # Least length of a sequence that is shifted.
 _SEQUENCE = 3
+# Largest shift along each of two axes, and the number of windows that count as tried.
+_NEAR_WINDOW, _TRIED_WINDOWS = 8, 500
 
 
 def hypotheses(scene: DiffContext) -> Iterator[Hypothesis | Cause]:
@@ -149,30 +151,57 @@ def _ids(values: np.ndarray, dtype: str) -> np.ndarray:
 
 
 def _moved(scene: DiffContext, sides: Both[np.ndarray], rounding: float) -> Iterator[Hypothesis]:
-    """Yield the hypothesis that sequences are shifted, with other values at the end that comes in."""
+    """Yield the hypothesis that samples are shifted, as another window of each, with other values where it comes in."""
     shape, site = sides.reference.shape, scene.diff.pair.anchor.site
-    for axis in range(1, min(len(shape), 3)):
-        for shift in (1, -1):
-            kept = shape[axis] - 1
-            if kept < _SEQUENCE or len(np.unique(sides.reference)) < 3:
-                continue
-            ends = [slice(0, kept), slice(1, None)]
-            before, after = (np.take(sides.reference, range(shape[axis])[part], axis) for part in ends)
-            own, other = (before, ends[1]) if shift > 0 else (after, ends[0])
-            actual, without = (
-                np.take(side, range(shape[axis])[other], axis) for side in (sides.candidate, sides.reference)
-            )
+    if len(np.unique(sides.reference)) < 3:
+        return
+    by_one = [{axis: shift} for axis in range(1, min(len(shape), 3)) for shift in (1, -1)]
+    for shifts in [each for each in by_one if _window(shape, each)] + [*_windows(sides)]:
+        parts = _window(shape, shifts)
+        values, actual, without = sides.reference[parts[0]], sides.candidate[parts[1]], sides.reference[parts[1]]
 
-            def predict(
-                actual: np.ndarray = actual, values: np.ndarray = own, without: np.ndarray = without
-            ) -> Iterator[Prediction]:
-                yield Prediction(site, actual, values, without, transforms.noise_of(values, rounding))
+        def predict(
+            actual: np.ndarray = actual, values: np.ndarray = values, without: np.ndarray = without
+        ) -> Iterator[Prediction]:
+            yield Prediction(site, actual, values, without, transforms.noise_of(values, rounding))
 
-            text = f"the reference's shifted by one along axis {axis}, {'forward' if shift > 0 else 'back'}"
-            end = "first" if shift > 0 else "last"
-            yield Hypothesis(
-                "input_moved", "a shift", f"{_HEAD} {text}: its {end} values are others", predict, tried=4, changes=2
-            )
+        (axis, shift), *others = shifts.items()
+        count, direction = "one" if abs(shift) == 1 else abs(shift), "forward" if shift > 0 else "back"
+        end = "first" if shift > 0 else "last"
+        text = f"the reference's shifted by {count} along axis {axis}, {direction}: its {end} values are others"
+        for other_axis, other_shift in others:
+            text = f"another window of the reference's: by {shift:+d} along axis {axis}"
+            text = f"{text} and by {other_shift:+d} along axis {other_axis}"
+        yield Hypothesis(
+            "input_moved", "a shift", f"{_HEAD} {text}", predict, tried=4 if shifts in by_one else _TRIED_WINDOWS,
+            changes=2, values=Both(None, (*shifts.values(),)),
+        )  # fmt: skip
+
+
+def _window(shape: Sequence[int], shifts: Mapping[int, int]) -> tuple[tuple[slice, ...], ...]:
+    """Return the places of the reference's and the candidate's values that a shift leaves; empty if they are few."""
+    if any(shape[axis] - abs(shift) < max(_SEQUENCE, shape[axis] // 2) for axis, shift in shifts.items()):
+        return ()
+    ends = [(slice(0, -abs(shift)), slice(abs(shift), None))[:: 1 if shift > 0 else -1] if shift else
+            (slice(None), slice(None)) for shift in (shifts.get(axis, 0) for axis in range(len(shape)))]  # fmt: skip
+    return tuple(zip(*ends))
+
+
+def _windows(sides: Both[np.ndarray]) -> Iterator[dict[int, int]]:
+    """Yield the shifts, by axis, by which the first sample is about the reference's: along one axis, or two."""
+    first = sides.map(lambda side: side[:1])
+    shape = first.reference.shape
+    alone = [
+        {axis: sign * k} for axis in range(1, len(shape)) for k in range(1, shape[axis] // 2 + 1) for sign in (1, -1)
+    ]
+    near = [*range(-_NEAR_WINDOW, 0), *range(1, _NEAR_WINDOW + 1)]
+    pairs = [(1, 2), (2, 3)] if len(shape) == 4 else []
+    both = [{a: shift, b: other} for a, b in pairs for shift in near for other in near]
+    by_one = [{axis: shift} for axis in (1, 2) for shift in (1, -1)]
+    for shifts in alone + both:
+        parts = _window(shape, shifts) if shifts not in by_one else ()
+        if parts and np.allclose(first.reference[parts[0]], first.candidate[parts[1]], rtol=1e-3, atol=1e-6):
+            yield shifts
 
 
 def _mixed(scene: DiffContext, sides: Both[np.ndarray], rounding: float, limit: float) -> Iterator[Hypothesis]:

@@ -389,9 +389,12 @@ def hypotheses(scene: DiffContext) -> Iterator[Hypothesis]:
 def _as_written(trial: Found, candidate: FormulaView) -> Found:
     """Return an edit of a number, as telling only if the candidate's code, which is known, has the number."""
     edit, put = trial.edit, trial.number
+    is_factor = put is None and edit.kind == "scale" and edit.values is not None
+    put = edit.values.candidate if is_factor and edit.values is not None else put
     if put is None or len(edit.changes) != 1:
         return trial
-    left_out = {"mul": 1.0, "div": 1.0, "add": 0.0, "sub": 0.0}.get(trial.sheet.nodes[edit.at].operation)
+    neutral = {"mul": 1.0, "div": 1.0, "add": 0.0, "sub": 0.0}
+    left_out = None if is_factor else neutral.get(trial.sheet.nodes[edit.at].operation)
     leaves = (v for v, node in zip(candidate.formula.values, candidate.nodes) if not node.operation and v.size == 1)
     values = [float(np.ravel(v)[0]) for v in leaves]
     if any(math.isclose(put, form, rel_tol=1e-5) for value in values if value for form in (value, 1 / value)):

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from padiff.compare.declared.layers import layer_fix
 from padiff.compare.diagnose import kernels
 from padiff.compare.diagnose.hypotheses import transforms
 from padiff.compare.diagnose.hypotheses.diff_context import DiffContext, rounding_of, whole_of
@@ -97,6 +98,7 @@ def output_hypothesis(
     telling: bool = True,
     changes: int = 1,
     values: Both[Any] | None = None,
+    fix: str = "",
 ) -> Hypothesis:
     """Return a hypothesis that predicts the values of the output itself."""
     pair = scene.diff.pair
@@ -105,7 +107,9 @@ def output_hypothesis(
         limit = scene.limit(pair)
         yield Prediction(pair.anchor.site, output.candidate, predicted, output.reference, output.absolute, limit)
 
-    return Hypothesis(kind, name, text, predict, "outputs", free, tried, changes, telling=telling, values=values)
+    return Hypothesis(
+        kind, name, text, predict, "outputs", free, tried, changes, fix=fix, telling=telling, values=values
+    )
 
 
 def channel_axes(scene: DiffContext, output: Output) -> list[int]:
@@ -280,6 +284,8 @@ _COARSE = {"bfloat16": 2.0**-5, "float16": 2.0**-8}
 _MORE = "a missing or an extra activation"
 # Numbers too common to be recognized as the root of a size in the run.
 _ANYBODYS = (1.0, 2.0, 3.0, 4.0)
+# The argument of GELU for each of its forms.
+_FORMS = {"exact GELU": "none", "tanh-form GELU": "tanh"}
 # Largest difference of the share of dropped elements from the rate, in standard deviations.
 _BY_CHANCE = 5.0
 
@@ -299,6 +305,15 @@ def hypotheses(scene: DiffContext) -> Iterator[Hypothesis | Cause]:
     yield from norm_hypotheses(scene, output)
 
 
+def _form_fix(scene: DiffContext, expected: str, name: str) -> str:
+    """Return the call that makes the candidate's layer with the reference's form of GELU; empty for other functions."""
+    if scene.layers is None or expected not in _FORMS or name not in _FORMS:
+        return ""
+    return layer_fix(
+        scene.runs.candidate.info.framework, scene.layers.candidate, "approximate", _FORMS[expected]
+    )  # fmt: skip
+
+
 def _activation(scene: DiffContext, output: Output) -> Iterator[Hypothesis]:
     """Yield hypotheses on another activation, applied to an input of the layer or to the reference's output."""
     functions = kernels.FUNCTIONS
@@ -313,7 +328,7 @@ def _activation(scene: DiffContext, output: Output) -> Iterator[Hypothesis]:
                 text = f"the candidate uses {name} for the reference's {expected} (of {site})"
                 yield output_hypothesis(
                     scene, output, "activation", "another activation", text, function(layer_input), 0, len(functions),
-                    values=Both(names[0] if names else "", name),
+                    values=Both(names[0] if names else "", name), fix=_form_fix(scene, expected, name),
                 )  # fmt: skip
         if names:
             text = f"the candidate has no activation, the reference {expected} (of {site})"

@@ -50,6 +50,7 @@ class Transform:
         tried: count of alternatives that were tried.
         changes: see `Hypothesis`.
         value: the axis of a flip; rows of scale and offset, one for each channel or for all; `None` for other changes.
+        fix: the call that fixes the change; empty if not known.
     """
 
     kind: str
@@ -60,6 +61,7 @@ class Transform:
     tried: int = 1
     changes: int = 1
     value: Any = None
+    fix: str = ""
 
 
 def hypothesis(
@@ -87,6 +89,7 @@ def hypothesis(
         free=one.free,
         tried=one.tried,
         changes=one.changes,
+        fix=one.fix,
         values=None if one.value is None else Both(None, one.value),
     )
 
@@ -189,6 +192,8 @@ def _key(row: np.ndarray) -> bytes:
 _NOTHING = 1e-9
 # Largest distance of a scale from 1, and of an offset from 0, that rounding leaves.
 _SAME = 1e-6
+# Most values of a standard deviation: the factors of more are too near each other.
+_MOST_DEVIATED = 300
 
 
 # -- another scale -------------------------------------------------------------------------------------------------
@@ -246,7 +251,7 @@ def _of_line(reference: np.ndarray, candidate: np.ndarray, factor: float, offset
     if abs(alone - 1) > 1e-6 and alone:
         yield Transform(
             "scaled", "a scale", f"{scale:.6g} times the reference's{_known(scale)}", lambda v: v * scale, 1,
-            value=((scale, 0.0),),
+            value=((scale, 0.0),), fix=_deviation(scale)[1],
         )  # fmt: skip
     if mean:
         off = _written(mean)
@@ -289,7 +294,23 @@ def _known(factor: float) -> str:
     for value, text in ((255.0, " (0 to 255 against 0 to 1)"), (1 / 255, " (0 to 1 against 0 to 255)")):
         if abs(factor - value) <= 1e-6 * value:
             return text
-    return ""
+    return _deviation(factor)[0]
+
+
+def _deviation(factor: float) -> tuple[str, str]:
+    """Return what a factor says of standard deviations of n values, divided by n on one side and by n - 1 on the other,
+    and the call that fixes this; empty texts if it says nothing.
+    """
+    larger = max(factor, 1 / factor) ** 2 if factor > 0 else 1.0
+    count = round(larger / (larger - 1)) if larger > 1 else 0
+    if not 2 < count <= _MOST_DEVIATED or abs(larger * (count - 1) / count - 1) > 2 * _SAME:
+        return "", ""
+    is_biased = factor > 1  # what is divided by the smaller deviation
+    root, divisors = (f"sqrt({count} / {count - 1})", ("n", "n - 1")) if is_biased else (
+        f"sqrt({count - 1} / {count})", ("n - 1", "n"))  # fmt: skip
+    text = f"the candidate's variance of {count} values divides by {divisors[0]}, the reference's by {divisors[1]}"
+    text = f" ({root}: {text})"
+    return text, f"std(..., ddof={int(is_biased)}), or unbiased={is_biased} of a tensor"
 
 
 def _lines_text(lines: np.ndarray) -> str:
