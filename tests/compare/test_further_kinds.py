@@ -898,3 +898,33 @@ def test_a_mask_of_one_column_is_not_shifted(tmp_path):
     assert clean.passed, clean.first_diff.message
     assert cause_of(fault).proven and "shifted" not in cause_of(fault).sentence
     assert "not added" in cause_of(fault).sentence
+
+
+# -- gradients that only one loop projects -------------------------------------------------------------------------
+
+
+def projected(way):
+    """A dictionary of unit atoms: what a gradient has along its atom is taken out before the step."""
+    model = nn.Sequential(nn.Linear(6, 12), nn.ReLU(), nn.Linear(12, 6))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    rng, atoms = (yield model, optimizer), model[2].weight
+    while True:
+        x = tensor(rng, 8, 6)
+        loss = (model(x) - x).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        if way != "fault":
+            with torch.no_grad():
+                atoms.grad -= (atoms.grad * atoms).sum(0, keepdim=True) * atoms
+        optimizer.step()
+        rng = yield loss
+
+
+def test_a_projection_of_one_loop_alone_is_named(tmp_path):
+    clean, fault = compared(tmp_path, projected, "reference", "clean", "fault")
+    assert clean.passed, clean.first_diff.message
+    assert placed(fault) == (0, "grad", "2")
+    assert not cause_of(fault).proven and cause_of(fault).kind == "gradient_code"
+    assert (
+        "only the reference changes this gradient" in cause_of(fault).sentence and "sub()" in cause_of(fault).sentence
+    )
