@@ -727,16 +727,19 @@ def causal_order(steps: Both[Step], derived: Both[frozenset[InputSite]]) -> Orde
 
 
 def _turns(step: Step) -> dict[int, int]:
-    """Return by a record's order the number of times that layers ran again after an optimizer step.
+    """Return by a record's order how often layers ran again after an optimizer step, or after a backward.
 
-    Several turns occur if a critic is trained several times in one step, or two optimizers alternate.
+    Several turns occur if a critic is trained several times in one step, or two optimizers alternate; if a step
+    accumulates gradients, writes weights by hand between two calls, or moves an input along its gradient.
     """
     turns: dict[int, int] = {}
-    turn, stepped = 0, False
+    turn, stepped, learned = 0, False, False
     for record in sorted(step.records, key=lambda record: record.order):
         if record.stage == "update":
             stepped = True
-        elif stepped and record.layer != LOOP and record.stage in ("input", "forward", "backward"):
-            turn, stepped = turn + 1, False
+        elif record.layer != LOOP and record.stage in ("input", "forward", "backward"):
+            if stepped or (learned and record.stage != "backward"):
+                turn, stepped, learned = turn + 1, False, False
+            learned = learned or record.stage == "backward"
         turns[record.order] = turn
     return turns

@@ -101,6 +101,8 @@ class StepObserver:
         self._is_tensor, self._tensor_type = framework.tensors.is_tensor, framework.tensors.TYPE
         self._transforming, self._recomputing = framework.hooks.transforming, framework.hooks.recomputing
         self._layers, self._optimizers, self._wanted = layers, optimizers, wanted
+        #: Ids of the optimizers that have not stepped in this step.
+        self._to_step = set(map(id, optimizers))
         self._switches = Switches.from_environment()
         self.watched = TrackedLayers(layers, wanted.functions, self._switches.skip_wrappers)
         self.settings: dict[str, Any] = {}
@@ -484,6 +486,9 @@ class StepObserver:
         self.parameters.stepped(optimizer)
         if self.losses is not None and self.hooks.hears_losses:
             self.losses.stepped()
+            self._to_step.discard(id(optimizer))
+            if self.tracer.functions and self._backward and self._to_step:  # a further loss may follow
+                self.functions.enter_loop(before=True)
         if self._wanted.stepped is not None:
             self._wanted.stepped(self.parameters.steps_taken)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -719,3 +721,210 @@ def test_what_an_inner_loop_does_otherwise_is_named(fault, words, tmp_path):
     assert clean.passed, clean.first_diff.message
     assert report.first_diff.stage == "loss"
     assert cause_of(report).proven and words in cause_of(report).sentence
+
+
+# -- a loss behind another optimizer's step ------------------------------------------------------------------------
+
+
+def temperature(way):
+    """Entropy as in SAC: the loss of the temperature is computed when the policy's optimizer has stepped."""
+    model = nn.ModuleDict({"policy": nn.Linear(4, 3)})
+    model.log_alpha = nn.Parameter(torch.zeros(1))
+    optimizers = [torch.optim.SGD(model["policy"].parameters(), 0.1), torch.optim.SGD([model.log_alpha], 0.1)]
+    rng = yield model, optimizers
+    while True:
+        entropy = model["policy"](tensor(rng, 8, 4)).log_softmax(1).square().sum(1)
+        loss = (model.log_alpha.exp().detach() * entropy).mean()
+        loss.backward()
+        optimizers[0].step()
+        of_alpha = model.log_alpha * (entropy - 2.0).detach().mean()
+        (of_alpha if way == "fault" else -of_alpha).backward()
+        optimizers[1].step()
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        rng = yield loss
+
+
+def test_a_loss_behind_the_step_of_another_optimizer_is_traced(tmp_path):
+    clean, fault = compared(tmp_path, temperature, "reference", "clean", "fault")
+    assert clean.passed, clean.first_diff.message
+    assert placed(fault)[:2] == (0, "grad")
+    assert cause_of(fault).proven and "the sign of what mul() in the loop gives is flipped" in cause_of(fault).sentence
+
+
+# -- weights that are moved along the gradient of a loss that differs ----------------------------------------------
+
+
+def moved(way):
+    """Sharpness-aware minimisation, of which the loss has another weight: it comes before the weights that it moves."""
+    model = nn.Sequential(nn.Linear(6, 12), nn.Tanh(), nn.Linear(12, 3))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    rng = yield model, optimizer
+    weights, share = list(model.parameters()), 0.1 if way == "fault" else 0.5
+    while True:
+        x, y = tensor(rng, 8, 6), tensor(rng, 8, 3)
+        before = [w.detach().clone() for w in weights]
+        for again in (False, True):
+            optimizer.zero_grad()
+            out = model(x)
+            loss = (out - y).square().mean() + share * out.abs().mean()
+            loss.backward()
+            with torch.no_grad():
+                for w, old in zip(weights, before):
+                    w.copy_(old if again else w + 0.05 * w.grad)
+        optimizer.step()
+        rng = yield loss
+
+
+def test_the_loss_of_a_first_backward_comes_before_the_weights_that_it_moves(tmp_path):
+    clean, fault = compared(tmp_path, moved, "reference", "clean", "fault")
+    assert clean.passed, clean.first_diff.message
+    assert placed(fault)[:2] == (0, "backward")
+    assert cause_of(fault).proven and "0.1 for the reference's 0.5" in cause_of(fault).sentence
+
+
+# -- a policy that is still equal to its reference -----------------------------------------------------------------
+
+
+def preferring(way):
+    """Preferences: at first the log-ratios of both models are zero, whatever they are summed over."""
+    policy = nn.Sequential(nn.Embedding(9, 6), nn.Linear(6, 9))
+    model = nn.ModuleDict({"policy": policy, "frozen": copy.deepcopy(policy).requires_grad_(False)})
+
+    def score(ids, frozen):
+        values = (
+            model["frozen" if frozen else "policy"](ids).log_softmax(-1)[:, :-1].gather(2, ids[:, 1:, None])[..., 0]
+        )
+        places = torch.arange(1, ids.shape[1])
+        keep = (
+            (places < ids[:, :1] + 2).float() if way == "mask" else ((places < ids[:, :1] + 2) & (places >= 2)).float()
+        )
+        total = (values * keep).sum(1)
+        return total / keep.sum(1) if way == "mean" else total
+
+    def loss(rng):
+        good, bad = torch.randint(1, 9, (2, 4, 7), generator=rng)
+        if way == "reference":
+            ratios = (score(good, False) - score(bad, False)) - (score(good, True) - score(bad, True))
+            return -f.logsigmoid(0.1 * ratios).mean()
+        anchors = [score(ids, True) for ids in (good, bad)]
+        ratios = [0.1 * (score(ids, False) - anchor) for ids, anchor in zip((good, bad), anchors)]
+        return f.softplus(ratios[1] - ratios[0]).mean()
+
+    return descent(model, loss)
+
+
+@pytest.mark.parametrize(("fault", "word"), [("mask", "ge()"), ("mean", "div()")])
+def test_a_loss_of_two_models_that_are_equal_is_told_by_its_slopes(fault, word, tmp_path):
+    clean, fault = compared(tmp_path, preferring, "reference", "clean", fault)
+    assert clean.passed, clean.first_diff.message
+    assert placed(fault)[:2] == (0, "backward")
+    assert cause_of(fault).kind != "unknown" and word in cause_of(fault).sentence, fault.first_diff.message
+
+
+# -- distances that two outputs of a model are ---------------------------------------------------------------------
+
+
+class Triples(nn.Module):
+    def __init__(self, way):
+        super().__init__()
+        self.inner, self.way = nn.Linear(5, 8), way
+
+    def forward(self, x, others):
+        x, others = self.inner(x), self.inner(others)
+        if self.way == "clean":
+            return x.abs().sum(1), others.abs().sum(2)
+        p = 2 if self.way == "fault" else 1
+        return x.norm(p=p, dim=1), others.norm(p=p, dim=2)
+
+
+def triples(way):
+    model = Triples(way)
+
+    def loss(rng):
+        good, bad = model(tensor(rng, 6, 5), tensor(rng, 6, 3, 5))
+        return f.softplus(good - 4).mean() + f.softplus(4 - bad).mean()
+
+    return descent(model, loss)
+
+
+def test_outputs_that_move_the_loss_to_either_side_are_no_other_form(tmp_path):
+    clean, fault = compared(tmp_path, triples, "reference", "clean", "fault")
+    assert clean.passed, clean.first_diff.message
+    assert fault.first_diff.stage == "forward"
+    assert "norm(p=2" in cause_of(fault).sentence and "norm(p=1" in cause_of(fault).sentence
+
+
+# -- one function of logits, another one of logarithms -------------------------------------------------------------
+
+
+def scored(way):
+    """A fault of the model is no fault of the loss, which two authors write with another function."""
+    model = nn.Sequential(nn.Linear(5, 8), nn.ReLU() if way != "fault" else nn.Tanh(), nn.Linear(8, 3))
+
+    def loss(rng):
+        x, y = tensor(rng, 6, 5), torch.randint(3, (6,), generator=rng)
+        return f.nll_loss(model(x).log_softmax(1), y) if way == "reference" else f.cross_entropy(model(x), y)
+
+    return descent(model, loss)
+
+
+def test_a_loss_function_of_another_form_is_no_second_fault(tmp_path):
+    clean, fault = compared(tmp_path, scored, "reference", "clean", "fault")
+    assert clean.passed, clean.first_diff.message
+    assert fault.first_diff.stage == "forward"
+    assert not fault.independent
+
+
+# -- a term that one mask keeps ------------------------------------------------------------------------------------
+
+
+def censored(way):
+    """A mask of one column that is shifted along it keeps nothing, as if its term were missing."""
+    model = nn.Linear(5, 4)
+
+    def loss(rng):
+        x, index = tensor(rng, 12, 5), torch.randint(4, (12, 1), generator=rng)
+        event = (torch.rand(12, 1, generator=rng) < 0.6).float()
+        hazard = model(x).sigmoid().gather(1, index)
+        dead, alive = -hazard.log(), -(1 - hazard).log()
+        return (event * dead).mean() if way == "fault" else (event * dead + (1 - event) * alive).mean()
+
+    return descent(model, loss)
+
+
+def test_a_mask_of_one_column_is_not_shifted(tmp_path):
+    clean, fault = compared(tmp_path, censored, "reference", "clean", "fault")
+    assert clean.passed, clean.first_diff.message
+    assert cause_of(fault).proven and "shifted" not in cause_of(fault).sentence
+    assert "not added" in cause_of(fault).sentence
+
+
+# -- gradients that only one loop projects -------------------------------------------------------------------------
+
+
+def projected(way):
+    """A dictionary of unit atoms: what a gradient has along its atom is taken out before the step."""
+    model = nn.Sequential(nn.Linear(6, 12), nn.ReLU(), nn.Linear(12, 6))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    rng, atoms = (yield model, optimizer), model[2].weight
+    while True:
+        x = tensor(rng, 8, 6)
+        loss = (model(x) - x).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        if way != "fault":
+            with torch.no_grad():
+                atoms.grad -= (atoms.grad * atoms).sum(0, keepdim=True) * atoms
+        optimizer.step()
+        rng = yield loss
+
+
+def test_a_projection_of_one_loop_alone_is_named(tmp_path):
+    clean, fault = compared(tmp_path, projected, "reference", "clean", "fault")
+    assert clean.passed, clean.first_diff.message
+    assert placed(fault) == (0, "grad", "2")
+    assert not cause_of(fault).proven and cause_of(fault).kind == "gradient_code"
+    assert (
+        "only the reference changes this gradient" in cause_of(fault).sentence and "sub()" in cause_of(fault).sentence
+    )

@@ -55,8 +55,8 @@ def test_pairs_agree_in_stage_and_call(seed):
 def test_pairs_come_stage_by_stage(seed):
     sides = []
     for one in (random_step(seed), random_step(seed + 1000)):
-        updates_last = sorted(one.records, key=lambda r: r.stage == "update")
-        sides.append(step(0, [replace(r, order=k) for k, r in enumerate(updates_last)]))
+        in_one_turn = sorted(one.records, key=lambda r: (r.stage == "update", r.stage == "backward"))
+        sides.append(step(0, [replace(r, order=k) for k, r in enumerate(in_one_turn)]))
     places = [STAGES.index(p.stage) for p in pairs_of(*sides)]
     assert places == sorted(places)
 
@@ -73,6 +73,23 @@ def test_what_an_optimizer_did_comes_before_what_the_layers_then_compute():
     found = [(p.stage, p.anchor.call) for p in pairs_of(one, one)]
     stages = ["forward", "loss", "backward", "grad", "update"]
     assert found == [("weight", 0), *((stage, 0) for stage in stages), *((stage, 1) for stage in stages)]
+
+
+def test_what_comes_back_comes_before_what_the_layers_then_compute():
+    """Gradients that are accumulated; weights that a loop moves between two calls; inputs that follow a gradient."""
+    values = np.zeros((8, 4), np.float32)
+    stages = ("forward", "backward") * 2 + ("grad", "update")
+    slots = {"grad": "weight", "update": "weight"}
+    records = [
+        record("a", stage, slots.get(stage, "output.0"), values, call=k // 2 if k < 4 else 0)
+        for k, stage in enumerate(stages)
+    ]
+    one = step(0, [replace(r, order=k) for k, r in enumerate(records)])
+    assert [(p.stage, p.anchor.call) for p in pairs_of(one, one)] == [
+        *((stage, call) for call in range(2) for stage in ("forward", "backward")),
+        ("grad", 0),
+        ("update", 0),
+    ]
 
 
 def test_within_a_stage_pairs_come_in_the_order_in_which_the_reference_ran():

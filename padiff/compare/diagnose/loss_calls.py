@@ -121,6 +121,14 @@ def is_near(found: np.ndarray | None, expected: np.ndarray | None) -> bool:
     return bool(np.linalg.norm(found.ravel() - expected.ravel()) <= _NEAR * np.linalg.norm(expected))
 
 
+def are_exchangeable(calls: Both[LossCall]) -> bool:
+    """Return True if the other side's function gives a side's loss of its inputs, too: of the logarithms of
+    probabilities two functions give the same, though not of logits.
+    """
+    exchanged = zip(calls, reversed([*calls]))
+    return any(is_near(call.computed(settings=other.settings), call.output) for call, other in exchanged)
+
+
 def sides_of(diff: Diff) -> Both[np.ndarray] | None:
     """Return both tensors of a diff in one layout; `None` if their layouts do not fit."""
     tensors = operands(diff.pair)

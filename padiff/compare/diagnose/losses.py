@@ -17,6 +17,7 @@ from padiff.compare.diagnose.hypotheses.diff_context import DiffContext
 from padiff.compare.diagnose.loss_calls import (
     WEIGHTS,
     LossCall,
+    are_exchangeable,
     calls_of,
     fixed,
     functions_of,
@@ -352,8 +353,8 @@ def output_cause(scene: DiffContext, calls: Both[LossCall] | None) -> Cause | No
         # Two functions may give the same, as of logits and of their logarithms: what comes after them differs.
         if is_near(candidate.output, reference.output):
             return _after(scene.diff)
-        if is_near(candidate.computed(settings=reference.settings), candidate.output):
-            return None  # both functions give the same of these inputs
+        if are_exchangeable(calls):
+            return None
         return _other_function(calls)
     if not any(_agrees(d) for d in compared):
         return None

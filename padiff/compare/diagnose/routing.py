@@ -10,6 +10,7 @@ from itertools import takewhile
 
 import numpy as np
 
+from padiff.align import Alignment
 from padiff.compare.choices import (
     WHOLE,
     Flips,
@@ -698,7 +699,7 @@ def choice_cause(diff: Diff, step: Sequence[Diff], evidence: Evidence) -> Cause 
         )
         flips = [each for each in flips_of(steps, evidence.alignment, infos) if each.position < end]
         traces = steps.map(lambda step: step.trace)
-        threshold_cause = _thresholds(traces, end)
+        threshold_cause = _thresholds(traces, evidence.alignment, end)
         if threshold_cause is not None:
             return threshold_cause
         for position, parts in paired(traces, evidence.alignment):
@@ -803,11 +804,9 @@ def _hidden(steps: Both[Step], evidence: Evidence, step: Sequence[Diff]) -> Caus
     if beyond is None:
         pairs = (parts.map(lambda side: side[0]) for _, parts in paired(traces, evidence.alignment))
         causes = (_rank(traces, pair) for pair in pairs)
-        return next((cause for cause in causes if cause is not None), None) or _thresholds(
-            traces, len(traces.reference.calls)
-        )
+        return next((cause for cause in causes if cause is not None), None) or _thresholds(traces, evidence.alignment)
     if not all(beyond.chosen):
-        return _thresholds(traces, len(traces.reference.calls))
+        return _thresholds(traces, evidence.alignment)
     ranking = _ranking(traces, beyond.calls.map(lambda call: (call,)))
     if ranking is not None and (ranking.kind != "choice_order" or _most_flip(beyond, beyond.calls)):
         return ranking
@@ -835,12 +834,17 @@ def _beyond(flips: Sequence[Flips], limit: float) -> Flips | None:
     return None
 
 
-def _thresholds(traces: Both[Trace], end: int) -> Cause | None:
-    """Return the cause that a layer's code compares with another number; `None` if it does not."""
-    ends = Both(end, len(traces.candidate.calls))
+def _thresholds(traces: Both[Trace], alignment: Alignment, end: int | None = None) -> Cause | None:
+    """Return the cause that a layer's code compares with another number; `None` if it does not.
+
+    Args:
+        end: the position of the first of the reference's calls that are left out; all count if `None`.
+    """
+    ends = Both(end, None)
     sides = traces.zip(ends).map(lambda side: _numbers(side[0], side[0].calls[: side[1]]))
+    partners = {pair.reference.path: pair.candidate.path for pair in alignment.pairs}
     for (layer, compares), numbers in sides.reference.items():
-        others = sides.candidate.get((layer, compares), {})
+        others = sides.candidate.get((partners.get(layer, layer), compares), {})
         only, instead = (
             [each for each in one if each not in two] for one, two in ((numbers, others), (others, numbers))
         )
@@ -848,7 +852,7 @@ def _thresholds(traces: Both[Trace], end: int) -> Cause | None:
         if one_call and len(only) == len(instead) <= 2 - compares:
             calls = Both(numbers[only[0]], others[instead[0]])
             sizes = {math.prod(side[0].tensors[side[1].outputs[0].tensor].shape) for side in traces.zip(calls)}
-            moved = _moved(traces.reference.calls[:end], traces, calls.candidate) if compares else None
+            moved = _moved(traces.reference.calls[:end], traces, calls.candidate, layer) if compares else None
             if len(sizes) > 1 and 1 not in sizes and moved is None:
                 continue  # other tensors; the code may compare their elements one by one
             names = calls.map(lambda call: call.function)
@@ -873,11 +877,13 @@ def _thresholds(traces: Both[Trace], end: int) -> Cause | None:
     return None
 
 
-def _moved(calls: Sequence[TracedCall], traces: Both[Trace], call: TracedCall) -> tuple[float, TracedCall] | None:
+def _moved(
+    calls: Sequence[TracedCall], traces: Both[Trace], call: TracedCall, layer: str
+) -> tuple[float, TracedCall] | None:
     """Return the call of the reference that compares the same elements as a candidate's, and what its number lacks."""
     table, moves = tables_of(traces.candidate, call), []
     for each in calls:
-        expected = tables_of(traces.reference, each) if number(each) is not None and each.layer == call.layer else None
+        expected = tables_of(traces.reference, each) if number(each) is not None and each.layer == layer else None
         moved = moved_threshold(Both(expected, table)) if expected is not None and table is not None else None
         if moved is not None:
             moves.append((moved if call.function in ("lt", "le") else -moved, each))

@@ -16,7 +16,15 @@ from padiff.compare.diagnose.computing.edit import UNNAMED, Edit, FormulaView, T
 from padiff.compare.diagnose.computing.formula import CONSTANT, MADE, Change, Formula, Get, UnknownError
 from padiff.compare.diagnose.computing.operations import OPERATIONS
 from padiff.compare.diagnose.kernels import ACTIVATION_NUMBERS
-from padiff.compare.diagnose.traced import Graph, arguments_text, axes_of, given_otherwise, is_looking, same_name
+from padiff.compare.diagnose.traced import (
+    Graph,
+    arguments_text,
+    axes_of,
+    called,
+    given_otherwise,
+    is_looking,
+    same_name,
+)
 from padiff.frameworks.catalog import is_loss
 from padiff.records import LOOP, Both, Cause, TracedCall
 from padiff.system.terminal import first_few
@@ -401,6 +409,9 @@ def divergences(sheet: FormulaView, candidate: FormulaView) -> Iterator[Edit]:
         data = set(), set()  # other data, and no other code
     own = _sources(sheet, agreeing | data[0])
     others = _sources(candidate, {*same} | data[1])
+    if not own or not others:  # the masks are all that differs
+        data = set(), set()
+        own, others = _sources(sheet, agreeing), _sources(candidate, {*same})
     if not own or not others or max(len(own), len(others)) > _MOST_SOURCES:
         return
     if _drop(sheet, own) or _drop(candidate, others):
@@ -414,7 +425,7 @@ def divergences(sheet: FormulaView, candidate: FormulaView) -> Iterator[Edit]:
     apart = [([k], [other]) for k, other in zip(own, others)] if each else together
     for groups in (apart, together) if len(own) > 1 else (apart,):
         ends = [(_after(sheet, first), _after(candidate, other_first)) for first, other_first in groups]
-        for steps in sorted(product(range(_AFTER), repeat=2), key=sum):
+        for steps in sorted(product(range(2 * _AFTER), repeat=2), key=sum):
             if any(step >= len(nodes) for pair in ends for step, nodes in zip(steps, pair)):
                 continue
             cuts = [(after[steps[0]], other_after[steps[1]]) for after, other_after in ends]
@@ -531,6 +542,7 @@ def _same_nodes(
         by_size.setdefault(key, []).append((k, _largest(value)))
     same: dict[int, int] = {}
     agreeing: set[int] = set()
+    behind = _leaves_behind(sheet), _leaves_behind(candidate)
     for k, value in enumerate(candidate.formula.values):
         operation, shape, largest = candidate.nodes[k].operation, value.shape, _largest(value)
         alike = [
@@ -540,17 +552,41 @@ def _same_nodes(
             if abs(size - largest) <= _AGREE * size and _agree(values[other], value, size)
             if not strict or sheet.nodes[other].operation == operation
         ]
-        # Of several nodes with these values, one of the same operation and shape, each once.
+        # Of several nodes with these values, one of the same outputs (a model and its frozen copy may be equal),
+        # of the same operation and shape, each once.
         used = {*same.values()}
         ranks = {
-            other: (sheet.nodes[other].operation != operation, values[other].shape != shape, other in used, other)
+            other: (
+                behind[0][other] != behind[1][k],
+                sheet.nodes[other].operation != operation,
+                values[other].shape != shape,
+                other in used,
+                other,
+            )
             for other in alike
         }
         alike.sort(key=ranks.__getitem__)
         agreeing.update(alike)
         if alike:
             same[k] = alike[0]
-    return same, agreeing
+    if _end(sheet) not in agreeing:
+        return same, agreeing
+    # If slopes alone differ, many times one number (the log-ratio of two models that are still equal) are no evidence.
+    even = [
+        {k for k, outputs in enumerate(side) if outputs and _is_even(view.formula.values[k])}
+        for view, side in zip((sheet, candidate), behind)
+    ]
+    return {k: other for k, other in same.items() if k not in even[1] and other not in even[0]}, agreeing - even[0]
+
+
+def _leaves_behind(sheet: FormulaView) -> list[frozenset[int]]:
+    """Return for each node the outputs of the model that it is computed from, by their place among the leaves."""
+    leaves = {leaf.node: place for place, leaf in enumerate(getattr(sheet.formula, "leaves", ()))}
+    behind: list[frozenset[int]] = []
+    for k, node in enumerate(sheet.nodes):
+        leaf = frozenset({leaves[k]} if k in leaves else ())
+        behind.append(leaf.union(*(behind[g] for g in node.given)))
+    return behind
 
 
 def _largest(value: np.ndarray) -> float:
@@ -561,6 +597,10 @@ def _largest(value: np.ndarray) -> float:
 def _agree(value: np.ndarray, other: np.ndarray, size: float) -> bool:
     with np.errstate(all="ignore"):
         return bool(np.all(np.abs(np.ravel(value).astype(np.float64) - np.ravel(other)) <= _AGREE * size))
+
+
+def _is_even(value: np.ndarray) -> bool:
+    return value.size > 1 and _agree(value, value.flat[0], _largest(value))
 
 
 def _equal(value: np.ndarray, other: np.ndarray) -> bool:
@@ -649,9 +689,18 @@ def _other_operands(
 
 
 def _after(sheet: FormulaView, nodes: Sequence[int]) -> list[int]:
-    """Return the first nodes that are computed from all of some nodes; one node alone is its own first."""
-    common = set.intersection(*(sheet.formula.below([k]) for k in nodes))
-    return [*islice((n for n in sorted(common) if sheet.nodes[n].operation != "slopes"), _AFTER)]
+    """Return the first nodes that are computed from all of some nodes; one node alone is its own first. The first ones
+    that everything goes through follow: what comes in between is in parts.
+    """
+    below, end = {*sheet.formula.above(_end(sheet))} & sheet.formula.below(nodes), 0
+    common = set.intersection(below, *(sheet.formula.below([k]) for k in nodes))
+    through = []
+    for k in sorted(below):
+        if k in common and end <= k:
+            through.append(k)
+        end = max([end, *(user for user in sheet.users(k) if user in below)])
+    first = [*islice(sorted(common), _AFTER)]
+    return [*first, *islice((k for k in through if k not in first), _AFTER)]
 
 
 def _between(sheet: FormulaView, first: Sequence[int], last: int) -> list[int]:
@@ -769,17 +818,15 @@ def _graft(
 
 def _text(sheet: FormulaView, candidate: FormulaView, own: Sequence[int], others: Sequence[int]) -> str:
     """Return the difference of some calls as text."""
-    operations = [[view.nodes[k].operation for k in nodes] for view, nodes in ((sheet, own), (candidate, others))]
+    sides = (sheet, own), (candidate, others)
+    operations = [[view.nodes[k].operation for k in nodes] for view, nodes in sides]
     if operations[0] == operations[1]:
         # Of calls that follow each other, one is given something else.
         given = [(k, _of_one_call(sheet, candidate, k, other)) for k, other in zip(own, others)]
         given = [(k, differences) for k, differences in given if differences]
         if len(given) == 1:
             return f"{' and '.join(given[0][1])} ({sheet.where(given[0][0])})"
-    calls = [
-        dict.fromkeys(view.where(k) for k in nodes if view.nodes[k].operation)
-        for view, nodes in ((sheet, own), (candidate, others))
-    ]
+    calls = [dict.fromkeys(view.where(k) for k in nodes if view.nodes[k].operation) for view, nodes in sides]
     if max(map(len, calls)) > _FEW:
         short = _shared_text(sheet, candidate, own, others)
         if short:
@@ -795,6 +842,8 @@ def _text(sheet: FormulaView, candidate: FormulaView, own: Sequence[int], others
         if taken and theirs and taken != theirs:
             return f"{sheet.where(own[0])} takes {taken} of the candidate, for {theirs} of the reference"
     texts = [_calls_text(list(side)) for side in calls]
+    if texts[0] == texts[1] and len(calls[0]) == 1:  # one call, which its arguments tell from the other one
+        texts = [called(view.graph.trace.calls[view.nodes[nodes[0]].about]) for view, nodes in sides]
     return f"the candidate calls {texts[1]}, where the reference calls {texts[0]}"
 
 

@@ -351,6 +351,8 @@ def _mask(sheet: FormulaView, k: int) -> Iterator[Edit]:
     )
     yield Edit("mask_missing", "no mask", text, {k: put(np.ones(values.shape))}, 0, at=k)
     for shift in (1, -1):
+        if not _cut(values, shift).any():
+            continue  # another number of places tells more
         text = f"{what} is shifted by {'one' if shift > 0 else 'minus one'} along its last axis, in the loss"
         rolled: Change = lambda get, own, shift=shift: np.roll(own(k), shift, -1)  # type: ignore[misc]  # noqa: E731
         yield Edit("mask_shifted", "a shifted mask", text, {k: rolled}, 1, at=k)

@@ -14,7 +14,7 @@ from padiff.compare.diagnose.hypotheses import optimizers
 from padiff.compare.diagnose.hypotheses.diff_context import DiffContext, PairPlace, place_of, whole_of
 from padiff.compare.diagnose.hypotheses.engine import explain
 from padiff.compare.diagnose.hypotheses.hypothesis import Hypothesis, explains, weigh
-from padiff.compare.diagnose.loss_calls import LossCall, calls_of
+from padiff.compare.diagnose.loss_calls import LossCall, are_exchangeable, calls_of
 from padiff.compare.diagnose.losses import labels_in_order, loss_cause_of
 from padiff.compare.diagnose.recompute.of_layers import Part, Recorded, as_float64, off_by
 from padiff.compare.judge.limits import allowed
@@ -400,6 +400,8 @@ def _loss_fault(scene: DiffContext) -> Fault | None:
     if shown is None or calls is None:
         return None
     reference, candidate = calls
+    if reference.loss.function != candidate.loss.function and are_exchangeable(calls):
+        return None  # the inputs are of another form
     computed = candidate.computed(
         settings=_settings(calls),
         framework=reference.framework,

@@ -78,6 +78,7 @@ GROUPS: Mapping[str, tuple[Group, ...]] = {
         loss_code.hypotheses,
         gradients.hypotheses,
         missing_gradient.detach_causes,
+        loss_code.gradient_besides,
     ),
     "update": (optimizers.half_weight_hypotheses, optimizers.hypotheses),
 }

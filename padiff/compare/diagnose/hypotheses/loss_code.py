@@ -64,7 +64,7 @@ from padiff.compare.diagnose.hypotheses.hypothesis import (
 from padiff.compare.diagnose.hypotheses.missing_gradient import reaches
 from padiff.compare.diagnose.hypotheses.outputs import noise_level, root
 from padiff.compare.diagnose.place import Place, graphs_of
-from padiff.compare.diagnose.traced import Graph
+from padiff.compare.diagnose.traced import Graph, calls_text
 from padiff.compare.judge.drift import was_excused
 from padiff.errors import PadiffError
 from padiff.frameworks.catalog import CONSUMED, GRAD, is_loss
@@ -309,6 +309,22 @@ def gradient_code(scene: DiffContext) -> Iterator[Cause]:
         cause = None if place is None else code_cause(here, place.ends)
         if cause is not None:
             yield cause
+
+
+def gradient_besides(scene: DiffContext) -> Iterator[Cause]:
+    """Yield what only one side's loop computes of a gradient after the backward, such as a projection."""
+    steps = scene.sides(scene.number)
+    if steps is None or not all(step.trace.functions for step in steps):
+        return
+    graphs = graphs_of(steps, scene.runs.map(lambda run: run.info))
+    ends = [_consumed(graph, record) for graph, record in zip(graphs, scene.diff.pair.sides)]
+    for side, graph, end in zip(SIDES, graphs, ends):
+        if end is not None and ends.count(None) == 1:
+            calls = graph.back(end, lambda tensor: False)
+            text = f"only the {side} changes this gradient before the optimizer takes it: {calls_text(calls)}"
+            yield Cause(
+                "gradient_code", text, lines=Both(*(calls[-1].line if each == side else None for each in SIDES))
+            )
 
 
 def _some_agree(scene: DiffContext) -> bool:

@@ -16,7 +16,7 @@ import numpy as np
 
 from padiff.compare.diagnose.computing.divergence import numbers, solved
 from padiff.compare.diagnose.computing.edit import FormulaView, Target, put
-from padiff.compare.diagnose.computing.formula import Change, Formula, UnknownError
+from padiff.compare.diagnose.computing.formula import Formula, UnknownError
 from padiff.compare.diagnose.computing.in_losses import in_several_places, temperatures
 from padiff.compare.diagnose.computing.loss_terms import (
     Leaf,
@@ -228,6 +228,10 @@ def _text(own: Terms, weighings: Both[Weighing], number: int) -> str | None:
 # -- outputs that the loss takes in another form -------------------------------------------------------------------
 
 
+# The node of an output in the reference's loss and in the candidate's, and what the other side gives there.
+_Exchange = tuple[int, int, np.ndarray, np.ndarray]
+
+
 def other_forms(pairs: Sequence[Pair], steps: Both[Step], runs: Both[Run]) -> list[bool]:
     """Return for each output whether neither loss gets nearer to the other one by the other side's output.
 
@@ -244,6 +248,8 @@ def other_forms(pairs: Sequence[Pair], steps: Both[Step], runs: Both[Run]) -> li
         calls: dict[tuple[str, str], list[Pair]] = {}
         for pair in pairs:
             calls.setdefault((pair.anchor.layer, pair.anchor.slot), []).append(pair)
+        if len(calls) > 1 and _explain_losses(pairs, graphs, sheets):
+            return [False for _ in pairs]
         answers = {site: _are_other_forms(group, graphs, sheets) for site, group in calls.items()}
         return [answers[pair.anchor.layer, pair.anchor.slot] for pair in pairs]
     except PadiffError:  # a damaged trace
@@ -255,30 +261,68 @@ def _are_other_forms(pairs: Sequence[Pair], graphs: Both[Graph], sheets: Sequenc
     reference, candidate = sheets
     if reference is None or candidate is None:
         return False
-    here, there = dict[int, Change](), dict[int, Change]()
-    for pair in pairs:
-        if pair.reference is None or pair.candidate is None:
-            return False
-        tensors = graphs.reference.tensor_of(pair.reference), graphs.candidate.tensor_of(pair.candidate)
-        node, partner = (
-            None if tensor is None else sheet.writer.nodes.get(tensor)
-            for sheet, tensor in zip((reference, candidate), tensors)
-        )
-        if node is None or partner is None:
-            return False
-        expected = pair.layout.undo(reference.formula.values[node], pair.candidate.shape)
-        actual = pair.layout.apply(candidate.formula.values[partner], pair.reference.shape)
-        if _computes_form(candidate, partner, expected) or _computes_form(reference, node, actual):
-            return True
-        here[node], there[partner] = put(actual), put(expected)
+    nodes = _nodes_of(pairs, graphs, reference, candidate)
+    if nodes is None:
+        return False
+    if any(
+        _computes_form(candidate, partner, put_there) or _computes_form(reference, node, put_here)
+        for node, partner, put_here, put_there in nodes
+    ):
+        return True
     losses = [float(sheet.formula.values[sheet.formula.end]) for sheet in (reference, candidate)]
-    exchanged = candidate.formula.changed(there), reference.formula.changed(here)
+    exchanged = _exchange(nodes, reference, candidate)
     if any(
         loss is not None and math.isclose(loss, own, rel_tol=_ROUNDING) for loss, own in zip(exchanged, losses[::-1])
     ):
         return True  # a loss that takes the function itself takes either form
     far = _NEARER * abs(losses[0] - losses[1])
     return all(loss is None or abs(float(loss) - goal) > far for loss, goal in zip(exchanged, losses))
+
+
+def _nodes_of(
+    pairs: Sequence[Pair], graphs: Both[Graph], reference: FormulaView, candidate: FormulaView
+) -> list[_Exchange] | None:
+    """Return the nodes of each pair of outputs in both losses, with what the other side gives there."""
+    nodes = []
+    for pair in pairs:
+        if pair.reference is None or pair.candidate is None:
+            return None
+        tensors = graphs.reference.tensor_of(pair.reference), graphs.candidate.tensor_of(pair.candidate)
+        node, partner = (
+            None if tensor is None else sheet.writer.nodes.get(tensor)
+            for sheet, tensor in zip((reference, candidate), tensors)
+        )
+        if node is None or partner is None:
+            return None
+        expected = pair.layout.undo(reference.formula.values[node], pair.candidate.shape)
+        actual = pair.layout.apply(candidate.formula.values[partner], pair.reference.shape)
+        nodes.append((node, partner, actual, expected))
+    return nodes
+
+
+def _exchange(
+    nodes: Sequence[_Exchange], reference: FormulaView, candidate: FormulaView
+) -> tuple[np.ndarray | None, np.ndarray | None]:
+    """Return the candidate's loss of the reference's outputs, and the reference's of the candidate's."""
+    there = candidate.formula.changed({partner: put(expected) for _, partner, _, expected in nodes})
+    return there, reference.formula.changed({node: put(actual) for node, _, actual, _ in nodes})
+
+
+def _explain_losses(pairs: Sequence[Pair], graphs: Both[Graph], sheets: Sequence[FormulaView | None]) -> bool:
+    """Return True if losses that differ are the other side's by its outputs: then the outputs are what differs."""
+    reference, candidate = sheets
+    nodes = None
+    if reference is not None and candidate is not None:
+        nodes = _nodes_of(pairs, graphs, reference, candidate)
+    if reference is None or candidate is None or nodes is None:
+        return False
+    losses = [float(sheet.formula.values[sheet.formula.end]) for sheet in (reference, candidate)]
+    if math.isclose(*losses, rel_tol=_ROUNDING):
+        return False
+    exchanged = _exchange(nodes, reference, candidate)
+    return any(
+        loss is not None and math.isclose(loss, goal, rel_tol=_ROUNDING) for loss, goal in zip(exchanged, losses)
+    )
 
 
 # Operations that normalise: taken of what is normalised already, they are a fault.

@@ -478,7 +478,8 @@ def facts(scene: DiffContext) -> list[Fact]:
     numbers: list[Fact] = []
     sides = scene.sides(scene.number)
     if sides is not None:
-        several = sorted({step.micro_batches for step in sides} - {0, 1})
+        # Several calls that one backward learns from are no micro-batches.
+        several = sorted({step.micro_batches for step in sides if step.trace.backwards != 1} - {0, 1})
         divided = divisors(scene) if several else None
         for count in several:
             division = division_text(count, divided)
