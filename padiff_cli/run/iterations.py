@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import inspect
 import linecache
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from types import CodeType, FrameType, FunctionType, MethodType, ModuleType
@@ -156,10 +157,10 @@ def _is_short(loop: ast.AST, scope: _Scope) -> bool:
 
 
 def _holds(loop: ast.AST, scope: _Scope, known: Mapping[int, Any]) -> bool:
-    """Return True for a loop over optimizers, or over their places in a list."""
+    """Return True for a loop over optimizers, over their places in a list, or over objects that hold them."""
     if not isinstance(loop, (ast.For, ast.AsyncFor)):
         return False
-    if _optimizers_in(_iterated(loop.iter, scope), known):
+    if _optimizers_in(_iterated(loop.iter, scope), known) or _of_items(loop, scope, known):
         return True
     places = {name.id for name in ast.walk(loop.target) if isinstance(name, ast.Name)}
     return any(
@@ -328,6 +329,9 @@ def _sites(
             if _optimizers_in(held, known):
                 scope.local.update((name.id, held) for name in ast.walk(node.target) if isinstance(name, ast.Name))
     sites: set[int] = set()
+    for loop in everything if depth < _DEEPEST else ():
+        if isinstance(loop, (ast.For, ast.AsyncFor)):
+            sites |= _of_items(loop, scope, known, using, depth)
     for call in everything:
         if not isinstance(call, ast.Call):
             continue
@@ -336,6 +340,41 @@ def _sites(
             for body, inner in _called(call, scope):
                 sites |= _sites(body, inner, known, using, depth + 1)
     return sites
+
+
+def _of_items(
+    loop: ast.For | ast.AsyncFor, scope: _Scope, known: Mapping[int, Any], using: _Using = _stepping, depth: int = 0
+) -> set[int]:
+    """Return what a loop uses with each item: with each agent that has optimizers of its own, or each place in a list
+    of them.
+    """
+    names = [name.id for name in ast.walk(loop.target) if isinstance(name, ast.Name)]
+    sites: set[int] = set()
+    for item in _items(loop, scope):
+        inner = _Scope({**scope.local, **dict.fromkeys(names, item)}, scope.outer)
+        sites |= _sites(loop.body, inner, known, using, depth + 1)
+    return sites
+
+
+def _items(loop: ast.For | ast.AsyncFor, scope: _Scope) -> list[Any]:
+    """Return the objects of the user's classes that a loop goes over, or the numbers by which it takes items of lists;
+    none if there are many.
+    """
+    call = loop.iter
+    if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id == "range":
+        name = loop.target.id if isinstance(loop.target, ast.Name) else ""
+        slices = [node.slice for node in ast.walk(loop) if isinstance(node, ast.Subscript)]
+        numbers = [scope.value(argument) for argument in call.args]
+        if not any(isinstance(each, ast.Name) and each.id == name for each in slices):
+            return []
+        places = range(*numbers) if all(isinstance(number, int) for number in numbers) else range(_MOST)
+        return [*places] if len(places) < _MOST else []
+    held = _iterated(call, scope)
+    values = held if isinstance(held, (list, tuple)) else []
+    items = [item for value in values for item in (value if isinstance(value, (list, tuple)) else [value])]
+    modules = [sys.modules.get(type(item).__module__) for item in items]
+    users = [item for item, module in zip(items, modules) if is_users(getattr(module, "__file__", None) or "<")]
+    return users if len(users) < _MOST else []
 
 
 def _called(call: ast.Call, scope: _Scope) -> Iterator[tuple[list[ast.AST], _Scope]]:
