@@ -1379,7 +1379,7 @@ class _Code:
         inner = [f"{slot}={text}" if "mask" in slot else text for slot, text in zip(slots, inner)]
         inner += [name.rpartition("/")[2] for name in call.parameters if call.function]
         if is_looking(call) and call.function != "detach" and inner and (len(inner) == 1 or call.function == "getitem"):
-            part = call.inputs[0].tensor in self.names and not _is_whole(call, self._graph)
+            part = any(o.tensor in self.names for o in call.inputs[:1]) and not _is_whole(call, self._graph)
             key = call.arguments.get("key", call.arguments.get("item") if part else None)
             if not (outermost or part) or key is None:
                 return inner[0]  # the same values, or their rows in another order
