@@ -324,12 +324,14 @@ def masked(trace: Trace, call: TracedCall, largest: bool | None = None) -> Mask 
         call: the call that ranks the scores.
         largest: the end of the row from which places are asked for; `None` for the end that the comparison takes.
     """
-    if call.function not in _WITH_RANKS or not call.inputs or call.choice is None:
+    if call.function not in _WITH_RANKS | WHOLE or not call.inputs or call.choice is None:
         return None
     scores, axis = shape_and_axis(trace, call)
     if axis is None:
         return None
     size, rows = scores[axis], math.prod(scores) // max(scores[axis], 1)
+    if (below := _below_rank(trace, call, largest, size)) or call.function not in _WITH_RANKS:
+        return below
     first, falls = _first(trace, call), is_descending(call.function, call.arguments)
     ranks = {o.tensor: (first or 0, 1 if first is not None else call.choice.chosen) for o in call.outputs[:1]}
     ranked = {call.inputs[0].tensor}
@@ -363,6 +365,29 @@ def masked(trace: Trace, call: TracedCall, largest: bool | None = None) -> Mask 
                 start, count = start + count - 1, 1
             if count == 1:
                 ranks[later.outputs[0].tensor] = start, count
+    return None
+
+
+def _below_rank(trace: Trace, call: TracedCall, largest: bool | None, size: int) -> Mask | None:
+    """Return the places that the code takes by a comparison of all ranks with a number: ``argsort`` of places gives the
+    rank of each place; `None` if the code compares no ranks.
+
+    Args:
+        largest: see `masked`.
+        size: number of places.
+    """
+    places, ranks = {operand.tensor for operand in call.outputs}, set[int]()
+    for later in trace.calls if call.function in WHOLE else ():
+        given = {operand.tensor for operand in later.inputs}
+        if later.function == "argsort" and given & places and not is_descending("argsort", later.arguments):
+            ranks |= {operand.tensor for operand in later.outputs}
+        count = number(later) if given & ranks else None
+        if count is not None and 0 < count < size:
+            first = math.ceil(count) if later.function in ("lt", "ge") else math.floor(count) + 1
+            from_start, falls = later.function in ("lt", "le"), is_descending(call.function, call.arguments)
+            end = largest if largest is not None else falls == from_start
+            taken_count = first if end == falls else size - first
+            return Mask(taken_count, end, first - (end == falls), False, later.line)
     return None
 
 
@@ -952,7 +977,7 @@ def masks_of(traces: Both[Trace], calls: Both[TracedCall]) -> Both[Mask | None]:
     one side hands on the score at a rank.
     """
     masks = traces.zip(calls).map(lambda side: masked(*side))
-    if all(masks) and calls.reference.function == calls.candidate.function != "sort":
+    if all(masks) and calls.reference.function == calls.candidate.function not in WHOLE:
         return Both(None, None)
     if not all(masks) and all(len(ranks_taken(*side)) == 1 for side in traces.zip(calls)):
         return Both(None, None)  # the value at a rank is handed on, which one side also compares with

@@ -39,8 +39,6 @@ _OF_PARAMETERS = 0.9
 _COMMON = 3.0
 #: Relative error of a row that chose otherwise: that of unrelated vectors of the same size.
 WHOLLY = 1.5
-# Largest factor by which a loss moves farther than outputs: it may be made of their squares.
-_SQUARED = 2.0
 # Largest distance of places that one convolution mixes. Chosen: kernels are up to seven wide.
 _REACH = 3
 # Least number of rows that have a common factor.
@@ -184,7 +182,7 @@ class _Judge:
         #: Share of the rows that chose otherwise, the largest error of such rows, and that of whole tensors.
         self._share = self._touched = self._whole = 0.0
         self._without = self._unjudged = 0
-        #: Largest error of gradients that rows are not known of: all rows before them may have it.
+        #: Largest error of gradients whose rows are not known: all places of planes before them may have it.
         self._of_gradients = 0.0
         #: True once a call chose otherwise beyond rounding: choices excuse nothing that follows.
         self._faulty = False
@@ -342,7 +340,7 @@ class _Judge:
         reference, candidate, mask = known
         errors, sizes = np.linalg.norm(candidate - reference, axis=1), np.linalg.norm(reference, axis=1)
         self._touched = max(self._touched, min(_relative(errors, sizes, mask), WHOLLY))
-        error, most = _relative(errors, sizes, ~mask), max(limit, self._mixed, self._of_gradients)
+        error, most = _relative(errors, sizes, ~mask), max(limit, self._mixed)
         around = self._by_neighbours(place, self._diffs[place], most) if error > most and self._convolves else None
         error, most = around or (error, most)
         if error > most:
@@ -483,7 +481,7 @@ class _Judge:
     def _most(self, place: int, stage: str, limit: float) -> float:
         """Return the largest relative error of a tensor whose rows are not known."""
         if stage == "loss" and loss_role(self._diffs.sites.slots[place]) in ("", "0"):
-            return max(limit, _SQUARED * self._whole) + self._jump(place)
+            return max(limit, self._whole) + self._jump(place)
         if stage == "backward" and not self._diffs.sites.shapes[place]:  # a coefficient of the loss
             return max(limit, MIXED * self._whole_scalars)
         if stage == "forward" and not self._diffs.sites.shapes[place]:  # a mean, or a count, of all rows
@@ -591,12 +589,13 @@ class _Judge:
         judged = self._by_other_rows(place, diff, limit)
         if judged is None or judged[0] <= judged[1] or not self._convolves:
             return judged
-        return self._by_neighbours(place, diff, max(limit, self._mixed, self._of_gradients)) or judged
+        return self._by_neighbours(place, diff, max(limit, self._mixed)) or judged
 
     def _by_neighbours(self, place: int, diff: Diff, limit: float) -> tuple[float, float] | None:
         """Return the relative error of the places of planes that lie apart from those which chose otherwise, and its
         limit; `None` if they differ, too. If none lie apart, the error may be as large as before.
         """
+        limit = max(limit, self._of_gradients)
         shape, masks = diff.pair.anchor.shape, []
         planes = (shape[0], *shape[2:])
         for each in self._explained:
@@ -636,8 +635,6 @@ class _Judge:
         errors, sizes = np.linalg.norm(candidate - reference, axis=1), np.linalg.norm(reference, axis=1)
         # Of the tensors before: what mixes rows comes after what chose. A loss divides by the number of chosen ones.
         mixed = max(limit, self._mixed, MIXED * self._in_terms)
-        if diff.pair.stage == "backward":
-            mixed = max(mixed, self._of_gradients)
         self._touched = max(self._touched, min(_relative(errors, sizes, mask), WHOLLY))
         factor = self._common_factor(place, reference[~mask], candidate[~mask])
         if factor is not None:
