@@ -904,6 +904,16 @@ def test_the_other_side_of_a_threshold_is_no_rule_for_ties(kit):
     assert cause is None or cause.kind != "choice_ties", str(cause)
 
 
+def test_a_comparison_that_is_negated_is_no_other_function(kit):
+    def above(f, h, negated=False, times=1.0):
+        kept = ~(h < 0.3) if negated else h >= 0.3
+        return h * (kept.astype("float32") if kit.name == "paddle" else kept.float()) * times
+
+    runs = by_function(kit, above), by_function(kit, lambda f, h: above(f, h, True, 1.5))
+    cause = compare_runs(*runs).first_diff.cause
+    assert cause is None or cause.kind != "choice_function", str(cause)
+
+
 def test_one_rank_and_the_first_ones_are_not_one_choice(kit):
     """The least of the taken scores is a threshold for one side; the other side ranks."""
 

@@ -675,6 +675,8 @@ OTHER_FUNCTION = "choice_function"
 OF_RANKS = frozenset({"choice_count", "choice_order", "choice_part", "choice_axis"})
 # Functions that give the same in the other order of their arguments, or by another name.
 _MIRRORED = {"lt": "gt", "le": "ge", "argsort": "sort", "max": "argmax", "min": "argmin"}
+# Comparisons of which one is true where the other is not.
+_NEGATED = ({"lt", "ge"}, {"gt", "le"})
 # Largest relative distance of the same values.
 _SAME = 1e-3
 
@@ -726,7 +728,12 @@ def choice_cause(diff: Diff, step: Sequence[Diff], evidence: Evidence) -> Cause 
             if position >= end or names.reference == names.candidate or not _same(steps, pair, "inputs"):
                 continue
             threshold = pair.reference.choice is not None and not pair.reference.choice.chosen
-            if any(each.position == position for each in flips) or (threshold and not _same(steps, pair, "outputs")):
+            place = next((k for k, each in enumerate(flips) if each.position == position), None)
+            if place is None:
+                chose_otherwise = threshold and not _same(steps, pair, "outputs")
+            else:
+                chose_otherwise = not within_rounding(flips[place], _limit(diff, step), flips[:place])
+            if chose_otherwise:
                 text = f"{_name(pair)}, of the same values"
                 return Cause(OTHER_FUNCTION, text, lines=pair.map(lambda call: call.line))
     except (RunFolderError, SketchOnlyError):
@@ -1014,6 +1021,8 @@ def _same(steps: Both[Step], calls: Both[TracedCall], what: str) -> bool:
     if len({tensor.dtype.startswith("bool") for tensor in tensors}) > 1:
         return what == "outputs"  # a mask, and signs
     reference, candidate = tensors.map(lambda tensor: tensor.source.read().astype(np.float64))  # type: ignore[union-attr]
+    if {call.function for call in calls} in _NEGATED and np.array_equal(reference, 1 - candidate):
+        return True  # one side asks which elements lie above a threshold, the other which do not
     return reference.shape == candidate.shape and bool(
         np.linalg.norm(candidate - reference) <= _SAME * np.linalg.norm(reference)
     )

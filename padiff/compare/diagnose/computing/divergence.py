@@ -712,18 +712,21 @@ def _are_other_forms(sheet: FormulaView, candidate: FormulaView, data: tuple[set
 
 
 def _other_count(sheet: FormulaView, candidate: FormulaView, data: tuple[set[int], set[int]]) -> str:
-    """Return the numbers of places that both sides' indices have as text; empty unless they differ."""
+    """Return the numbers of places that both sides' indices have as text; empty unless they differ.
+
+    Indices of samples are together as long as one index of all.
+    """
     sizes = [
-        {
+        [
             view.formula.values[k].size
             for k in nodes
             if len(view.shape(k)) == 1 and view.formula.values[k].dtype.kind == "i"
-        }
+        ]
         for view, nodes in ((sheet, data[0]), (candidate, data[1]))
     ]
-    if sizes[0] == sizes[1] or any(len(side) != 1 for side in sizes):
+    if {*sizes[0]} == {*sizes[1]} or sum(sizes[0]) == sum(sizes[1]) or any(len({*side}) != 1 for side in sizes):
         return ""
-    return f"the candidate takes an index of {sizes[1].pop()} places, the reference one of {sizes[0].pop()}"
+    return f"the candidate takes an index of {sizes[1][0]} places, the reference one of {sizes[0][0]}"
 
 
 def _graft(
