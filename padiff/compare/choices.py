@@ -769,6 +769,8 @@ def _flips(
     beside = np.zeros((len(common), width), np.bool_)
     if any(masks):
         chosen = Both(part[1] if part else chosen.reference, other[1] if other else chosen.candidate)
+        if any(each is None and call.function in WHOLE for each, call in zip((part, other), calls)):
+            chosen = Both(min(chosen), min(chosen))  # all places are ranked, and how many are taken is not known
         count = min(chosen)
         by_masks = _by_masks(sides, calls, masks, count, width) if chosen.reference == chosen.candidate else None
         best, beside = by_masks or (sides.map(lambda side: side.picked[:, :1]), beside)
