@@ -24,7 +24,7 @@ from padiff.align import Alignment
 from padiff.compare.judge.limits import ROUNDING, allowed
 from padiff.errors import RunFolderError
 from padiff.frameworks.catalog import first_rank, is_descending, pooled_axes, row_axis
-from padiff.recorder.calls import QUANTISERS, ROUNDINGS, before_first
+from padiff.recorder.calls import QUANTISERS, ROUNDINGS, SAMPLING, before_first
 from padiff.records import LOOP, ROOT, Both, Choice, RunInfo, Step, Trace, TracedCall
 from padiff.records.both import unzipped
 from padiff.records.sources import TensorSource
@@ -106,6 +106,7 @@ class Flips:
         among: mask of the places that the rows chose which chose otherwise; `None` for a threshold.
         tokens: the places that were chosen otherwise, if the places are tokens or samples; else `None`.
         keys: the tokens that some row of their sample chose otherwise, if each row chooses among all of its sample.
+        queries: the tokens for which some head of an attention chose otherwise.
         shared: the rows whose best score several places share, if it is handed on: gradients may go to any of these.
         picks: the chosen places, in the order in which the call returns them; `None` for a threshold.
         elements: the elements of the scores that only one side chose, if only values are used: only gradients then go
@@ -138,6 +139,7 @@ class Flips:
     among: np.ndarray | None = None
     tokens: View | None = None
     keys: View | None = None
+    queries: View | None = None
     shared: View | None = None
     picks: View | None = None
     elements: View | None = None
@@ -147,6 +149,11 @@ class Flips:
     few: int = 0
     tied: int = 0
     rules: Both[str] | None = None
+
+    @property
+    def views(self) -> tuple[View | None, ...]:
+        """Return the rows that chose otherwise as outputs may count them."""
+        return self.tokens, self.queries, self.picks, self.elements
 
     @property
     def count(self) -> int:
@@ -317,12 +324,14 @@ def masked(trace: Trace, call: TracedCall, largest: bool | None = None) -> Mask 
         call: the call that ranks the scores.
         largest: the end of the row from which places are asked for; `None` for the end that the comparison takes.
     """
-    if call.function not in _WITH_RANKS or not call.inputs or call.choice is None:
+    if call.function not in _WITH_RANKS | WHOLE or not call.inputs or call.choice is None:
         return None
     scores, axis = shape_and_axis(trace, call)
     if axis is None:
         return None
     size, rows = scores[axis], math.prod(scores) // max(scores[axis], 1)
+    if (below := _below_rank(trace, call, largest, size)) or call.function not in _WITH_RANKS:
+        return below
     first, falls = _first(trace, call), is_descending(call.function, call.arguments)
     ranks = {o.tensor: (first or 0, 1 if first is not None else call.choice.chosen) for o in call.outputs[:1]}
     ranked = {call.inputs[0].tensor}
@@ -359,6 +368,29 @@ def masked(trace: Trace, call: TracedCall, largest: bool | None = None) -> Mask 
     return None
 
 
+def _below_rank(trace: Trace, call: TracedCall, largest: bool | None, size: int) -> Mask | None:
+    """Return the places that the code takes by a comparison of all ranks with a number: ``argsort`` of places gives the
+    rank of each place; `None` if the code compares no ranks.
+
+    Args:
+        largest: see `masked`.
+        size: number of places.
+    """
+    places, ranks = {operand.tensor for operand in call.outputs}, set[int]()
+    for later in trace.calls if call.function in WHOLE else ():
+        given = {operand.tensor for operand in later.inputs}
+        if later.function == "argsort" and given & places and not is_descending("argsort", later.arguments):
+            ranks |= {operand.tensor for operand in later.outputs}
+        count = number(later) if given & ranks else None
+        if count is not None and 0 < count < size:
+            first = math.ceil(count) if later.function in ("lt", "ge") else math.floor(count) + 1
+            from_start, falls = later.function in ("lt", "le"), is_descending(call.function, call.arguments)
+            end = largest if largest is not None else falls == from_start
+            taken_count = first if end == falls else size - first
+            return Mask(taken_count, end, first - (end == falls), False, later.line)
+    return None
+
+
 @dataclass(frozen=True)
 class _Chooser:
     """A call that chooses, at its position in the trace of its side."""
@@ -382,7 +414,7 @@ class _Chooser:
     @property
     def shape(self) -> tuple[int, ...]:
         """Shape of the output."""
-        return self.trace.tensors[self.call.outputs[0].tensor].shape
+        return elements_of(self.trace, self.call)
 
     @property
     def scores(self) -> tuple[int, ...]:
@@ -694,7 +726,7 @@ def _flips(
     if tables[0] is None or tables[1] is None or grid is None:
         return None
     if not any(choice.chosen for choice in choices):
-        shapes = traces.zip(calls).map(lambda side: side[0].tensors[side[1].outputs[0].tensor].shape)
+        shapes = traces.zip(calls).map(lambda side: elements_of(*side))
         if len({math.prod(shape) * len(some) for shape, some in shapes.zip(parts)}) > 1:
             return None
         grid = (len(parts.reference), *grid) if len(parts.reference) > 1 else grid
@@ -737,6 +769,8 @@ def _flips(
     beside = np.zeros((len(common), width), np.bool_)
     if any(masks):
         chosen = Both(part[1] if part else chosen.reference, other[1] if other else chosen.candidate)
+        if any(each is None and call.function in WHOLE for each, call in zip((part, other), calls)):
+            chosen = Both(min(chosen), min(chosen))  # all places are ranked, and how many are taken is not known
         count = min(chosen)
         by_masks = _by_masks(sides, calls, masks, count, width) if chosen.reference == chosen.candidate else None
         best, beside = by_masks or (sides.map(lambda side: side.picked[:, :1]), beside)
@@ -787,15 +821,18 @@ def _flips(
             table[:, moved if (~moved).sum() > _FEW else slice(None)] = np.nan
     raw = known
     known = _in_one_form(_masked(known), flipped)
+    size, dtype = _rms(known.reference), _dtype(traces, choices)
+    are_distances = all((table[at, side] >= 0).all() for table, side in zip(known, best))
+    measure = partial(_between, size=size if are_distances else 0.0)
     with np.errstate(invalid="ignore"):  # scores of minus infinity on both sides
-        distance = np.nan_to_num(np.abs(known.candidate - known.reference), nan=0.0, posinf=np.inf)
+        distance = np.nan_to_num(measure(*known), nan=0.0, posinf=np.inf)
     tied = best.reference == best.candidate
     no_rule = any(masks) or any(call.function in _OPEN for call in calls)
     equal = np.logical_and(*(table[at, best.reference] == table[at, best.candidate] for table in known))
     involved = np.maximum(distance[at, best.reference], distance[at, best.candidate])
     with np.errstate(invalid="ignore"):
         gaps, raw_gaps = (
-            some.map(lambda table: np.abs(table[at, best.reference] - table[at, best.candidate]))
+            some.map(lambda table: measure(table[at, best.reference], table[at, best.candidate]))
             for some in (known, raw)
         )
         apart = np.minimum(*gaps)
@@ -813,7 +850,6 @@ def _flips(
         otherwise |= moved[best.reference] | moved[best.candidate]
     picks = View((*grid, count), _rows_at(common, rows, otherwise).reshape(-1))
     used = [_uses_places(*side, shown) for side, shown in zip(traces.zip(calls), traced or (None, None))]
-    size, dtype = _rms(known.reference), _dtype(traces, choices)
     if rows == 1 and len(common) == 1:  # its places, of samples or tokens, are what is chosen
         chose = others[0]
         return Flips(
@@ -833,7 +869,7 @@ def _flips(
             chosen_places=best.map(lambda places: np.isin(np.arange(width), places[0])),
             picks=picks,
         )
-    table = _rows_at(common, rows, others)
+    table, flipped_rows = _rows_at(common, rows, others), _rows_at(common, rows, flipped[:, None])
     # A token whose ranks differ is chosen all the same; of all tokens in another order, others may follow.
     by_both = np.logical_and(*(_members(side, width) for side in best)) if count < width else np.zeros_like(others)
     alone = _rows_at(common, rows, (others & ~by_both) | beside)
@@ -858,6 +894,7 @@ def _flips(
         places=np.asarray(others.any(axis=0)),
         among=np.isin(np.arange(width), np.concatenate([side[flipped] for side in best], axis=None)),
         tokens=_tokens(_outputs_before(traces.reference, position), shape, axis, pooled(calls.reference), alone),
+        queries=_of_queries(queries_of(traces.reference, position, calls.reference), flipped_rows),
         keys=_keys(_outputs_before(traces.reference, position), shape, axis, pooled(calls.reference), table),
         shared=View(grid, _rows_at(common, rows, shared[:, None]).reshape(-1)) if shared.any() else None,
         picks=picks,
@@ -942,7 +979,7 @@ def masks_of(traces: Both[Trace], calls: Both[TracedCall]) -> Both[Mask | None]:
     one side hands on the score at a rank.
     """
     masks = traces.zip(calls).map(lambda side: masked(*side))
-    if all(masks) and calls.reference.function == calls.candidate.function != "sort":
+    if all(masks) and calls.reference.function == calls.candidate.function not in WHOLE:
         return Both(None, None)
     if not all(masks) and all(len(ranks_taken(*side)) == 1 for side in traces.zip(calls)):
         return Both(None, None)  # the value at a rank is handed on, which one side also compares with
@@ -1109,6 +1146,19 @@ def _keys(
     return View((samples, tokens), mask.reshape(samples, -1, tokens).any(axis=1).reshape(-1))
 
 
+def queries_of(trace: Trace, position: int, call: TracedCall) -> tuple[int, int] | None:
+    """Return the shape of the tokens for which the heads of an attention choose; `None` for other calls."""
+    grid = grid_of(trace, call)
+    if grid is None or len(grid) != 3 or call.choice is None or not call.choice.chosen or pooled(call):
+        return None
+    tokens = grid[0], grid[-1]
+    return tokens if any(shape[:-1] == tokens for shape in _outputs_before(trace, position)) else None
+
+
+def _of_queries(tokens: tuple[int, int] | None, mask: np.ndarray) -> View | None:
+    return None if tokens is None else View(tokens, mask.reshape(tokens[0], -1, tokens[1]).any(axis=1).reshape(-1))
+
+
 def _of_threshold(
     traces: Both[Trace],
     calls: Both[TracedCall],
@@ -1121,7 +1171,7 @@ def _of_threshold(
 
     Returns `None` if most scores differ by more than their size: the calls compare other things.
     """
-    shapes = traces.zip(calls).map(lambda side: side[0].tensors[side[1].outputs[0].tensor].shape)
+    shapes = traces.zip(calls).map(lambda side: elements_of(*side))
     places = tables.map(lambda side: side.places[0])
     both, at, known = _common(tables, places)
     if len(grid) == 2 and shapes.candidate == grid[::-1]:  # a linear layer's weight
@@ -1193,7 +1243,8 @@ def _compared(traces: Both[Trace], calls: Both[TracedCall], limit: float) -> tup
     """
     if not all(call.inputs for call in calls):
         return 0.0, 0.0, False
-    sources = traces.zip(calls).map(lambda side: side[0].tensors[side[1].inputs[0].tensor].source)
+    compared = int(calls.reference.function in SAMPLING)  # the grid
+    sources = traces.zip(calls).map(lambda side: side[0].tensors[side[1].inputs[compared].tensor].source)
     try:
         sides = sources.map(_picture)
     except RunFolderError:
@@ -1400,7 +1451,7 @@ def _joined_tables(trace: Trace, calls: Sequence[TracedCall]) -> Tables | None:
     tables = [tables_of(trace, call) for call in calls]
     complete = [(table.scores, table.places, table.picked) for table in tables if table is not None]
     if len(calls) > 1 and len(complete) == len(calls) and not (calls[0].choice and calls[0].choice.chosen):
-        sizes = [math.prod(trace.tensors[call.outputs[0].tensor].shape) for call in calls]
+        sizes = [math.prod(elements_of(trace, call)) for call in calls]
         starts = np.cumsum([0, *sizes])
         complete = [(scores, places + start, picked) for (scores, places, picked), start in zip(complete, starts)]
         return Tables(*(np.concatenate(arrays, axis=1) for arrays in zip(*complete)))
@@ -1431,12 +1482,18 @@ def _table(trace: Trace, number: int) -> np.ndarray | None:
     return values if values.size and values.ndim == 2 else None
 
 
+def elements_of(trace: Trace, call: TracedCall) -> tuple[int, ...]:
+    """Return the shape of the elements that a call compares: of a picture that it samples, without the channels."""
+    shape = trace.tensors[call.outputs[0].tensor].shape
+    return (shape[0], *shape[2:]) if call.function in SAMPLING else shape
+
+
 def grid_of(trace: Trace, call: TracedCall) -> tuple[int, ...] | None:
     """Return the shape of the rows of the call's scores, in the order in which they were recorded."""
     choice = call.choice
     assert choice is not None
     if not choice.chosen:
-        return trace.tensors[call.outputs[0].tensor].shape  # its other operand may be the larger one
+        return elements_of(trace, call)  # its other operand may be the larger one
     if not call.inputs:
         return None
     shape = trace.tensors[call.inputs[0].tensor].shape
@@ -1520,6 +1577,14 @@ def _to_scale(scores: Both[np.ndarray]) -> Both[np.ndarray]:
     reference, candidate = (side[np.isfinite(scores.reference) & np.isfinite(scores.candidate)] for side in scores)
     size = float(candidate @ candidate)
     return Both(scores.reference, scores.candidate * (float(candidate @ reference) / size if size else 1.0))
+
+
+def _between(scores: np.ndarray, others: np.ndarray, size: float) -> np.ndarray:
+    """Return how far scores are apart. Of distances, whose usual size is given, their squares may tell: a root of the
+    difference of large numbers is as exact as its square.
+    """
+    apart = np.abs(others - scores)
+    return np.asarray(np.minimum(apart, np.abs(others**2 - scores**2) / size) if size else apart)
 
 
 def _apart(scores: Both[np.ndarray], flipped: np.ndarray) -> float:

@@ -278,8 +278,10 @@ DRAWS = frozenset(["multinomial", "gumbel_softmax"])
 QUANTISERS = frozenset(["fake_quantize_per_tensor_affine", "fake_quantize_per_channel_affine"])
 #: Functions that hold values between bounds: beyond them, no gradient passes.
 BOUNDING = frozenset(["clamp", "clamp_min", "clamp_max", "relu6", "hardtanh"])
+#: Functions that take the nearest element of a picture at the places of a grid, unless they interpolate.
+SAMPLING = frozenset(["grid_sample"])
 #: Functions that choose, by their common names.
-CHOOSING = RANKING | THRESHOLDS | POOLING | DRAWS | QUANTISERS | BOUNDING
+CHOOSING = RANKING | THRESHOLDS | POOLING | DRAWS | QUANTISERS | BOUNDING | SAMPLING
 
 #: Ranks that are kept beyond the chosen ones: where several scores nearly tie, the other side may choose any of them.
 BEYOND = 4
@@ -361,6 +363,7 @@ class Seen(NamedTuple):
         scores, places: see `padiff.records.Choice`; no places for whole rows.
         step: inverse of a quantiser's step, and its zero point, as tensors or numbers.
         drawn: True if the scores hold random numbers.
+        picked: what the call chooses, if its output does not tell.
     """
 
     ranks: Ranks | None
@@ -370,6 +373,7 @@ class Seen(NamedTuple):
     places: Any
     step: tuple[Any, Any] | None = None
     drawn: bool = False
+    picked: Any = None
 
 
 def seen(
@@ -389,6 +393,8 @@ def seen(
         return None
     if name in DRAWS:
         return _drawn(tensors, name, given, sketched)
+    if name in SAMPLING:
+        return _sampled(tensors, scores, other, given) if given.get("mode") == "nearest" else None
     step = _step_of(tensors, name, scores, given) if name in QUANTISERS else None
     if step is not None:
         scores, name = (scores.detach() * step[0] + step[1]).clip(given["quant_min"], given["quant_max"]), "round"
@@ -436,6 +442,22 @@ def _ranked(tensors: Tensors, scores: Any, ranks: Ranks, sketched: bool) -> Seen
     best, places = tensors.ranked(table, count, ranks.largest)
     start = before_first(ranks.first)
     return Seen(ranks, rows, every, best[:, start:], places[:, start:])
+
+
+def _sampled(tensors: Tensors, values: Any, grid: Any, given: Mapping[str, Any]) -> Seen:
+    """Return how far each place of a grid lies beyond the nearest border of two elements, as a share of the picture."""
+    elements = grid.detach()[..., 0] * 0
+    margins = elements + 1
+    for axis, size in enumerate(tensors.shape(values)[:1:-1]):
+        at = grid.detach()[..., axis] + 1
+        place = (at / 2 * (size - 1) if given.get("align_corners") else (at * size - 1) / 2).clip(-1, size)
+        margin = (place - place.floor() - 0.5) / size
+        nearer = (margin.abs() < margins.abs()) * 1.0
+        margins = margin * nearer + margins * (1 - nearer)
+        elements = elements + place.round() * float(1 << 10 * axis)
+    row = margins.reshape([1, -1])
+    _, places = tensors.ranked(row.abs(), min(NEAREST, tensors.shape(row)[1]), False)
+    return Seen(None, 1, 1, tensors.along(row, places), places, picked=tensors.along(elements.reshape([1, -1]), places))
 
 
 def before_first(first: int) -> int:
@@ -521,6 +543,8 @@ def picked(tensors: Tensors, before: Seen, outputs: Sequence[Any]) -> Any:
     Args:
         outputs: tensors that the call returned.
     """
+    if before.picked is not None:
+        return before.picked
     if before.ranks is None and not before.rows:
         return before.scores >= 0
     if before.ranks is None:

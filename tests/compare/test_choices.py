@@ -904,6 +904,16 @@ def test_the_other_side_of_a_threshold_is_no_rule_for_ties(kit):
     assert cause is None or cause.kind != "choice_ties", str(cause)
 
 
+def test_a_comparison_that_is_negated_is_no_other_function(kit):
+    def above(f, h, negated=False, times=1.0):
+        kept = ~(h < 0.3) if negated else h >= 0.3
+        return h * (kept.astype("float32") if kit.name == "paddle" else kept.float()) * times
+
+    runs = by_function(kit, above), by_function(kit, lambda f, h: above(f, h, True, 1.5))
+    cause = compare_runs(*runs).first_diff.cause
+    assert cause is None or cause.kind != "choice_function", str(cause)
+
+
 def test_one_rank_and_the_first_ones_are_not_one_choice(kit):
     """The least of the taken scores is a threshold for one side; the other side ranks."""
 
@@ -1013,6 +1023,10 @@ def winners(kit, by, k=5, moved=0.0, ties=0):
             mask = one.astype("float32") if kit.name == "paddle" else one.float()
         elif by == "kthvalue":
             mask = h >= f.kthvalue(h, 12 - k + 1, -1, keepdim=True)[0]
+        elif by == "ranks":
+            mask = f.argsort(f.argsort(h, -1, descending=True), -1) < k
+        elif by == "ranks from the end":
+            mask = f.argsort(f.argsort(h, -1), -1) >= 12 - k
         else:
             ranked = f.sort(h, -1) if kit.name == "paddle" else f.sort(h, -1)[0]
             mask = ~(h < ranked[:, -k].unsqueeze(-1))
@@ -1028,12 +1042,19 @@ def winners(kit, by, k=5, moved=0.0, ties=0):
     return rec.run
 
 
-@pytest.mark.parametrize("by", ["kthvalue", "sort"])
+@pytest.mark.parametrize("by", ["kthvalue", "sort", "ranks", "ranks from the end"])
 def test_a_mask_of_scores_at_least_that_of_a_rank_is_the_choice_of_the_first_ones(kit, by):
     report = compare_runs(winners(kit, "topk"), winners(kit, by, moved=2e-7))
     assert report.passed and report.choices[0].flipped == 1, report.text(120)
     cause = compare_runs(winners(kit, "topk"), winners(kit, by, k=4)).first_diff.cause
     assert cause.kind == "choice_count" and "the code takes 4 places of each row" in str(cause)
+
+
+@pytest.mark.parametrize("by", ["ranks", "ranks from the end"])
+def test_ranks_flip_only_where_the_code_compares_them(kit, by):
+    assert not compare_runs(winners(kit, "ranks", k=7), winners(kit, by, k=7, moved=2e-7)).choices
+    report = compare_runs(winners(kit, "ranks"), winners(kit, by, moved=2e-7))
+    assert report.passed and report.choices[0].flipped == 1, report.text(120)
 
 
 def test_a_mask_takes_all_places_that_share_the_score_of_a_rank(kit):
@@ -1887,3 +1908,136 @@ def test_a_loss_that_is_divided_by_another_count_is_no_mean_over_the_samples(kit
     cause = compare_runs(run(3), run(12)).first_diff.cause
     assert "the loop divides its loss by 12, the reference's by 3" in str(cause), str(cause)
     assert "samples" not in str(cause)
+
+
+def spread(kit, first=True, border=1.0, times=1.0):
+    """Record two convolutions of a plane whose elements are rounded; some of them lie half way, up to rounding."""
+    f = LIBRARY[kit.name]
+    moved = np.random.default_rng(2).normal(size=(2, 1, 12, 12)).astype(np.float32)
+    moved[:, :, 5, 3] = 0.5 + (1e-6 if first else -1e-6)
+    edge = np.ones((12, 12), np.float32)
+    edge[0] = border
+
+    def forward(net, x):
+        h = f.round(x * 0 + kit.tensor(moved)) - 0.2
+        return net.second(net.first(h) * kit.tensor(edge) * times).mean(-1).mean(-1)
+
+    kit.seed(0)
+    layers = {"first": kit.conv(1, 3, 3, padding=1), "second": kit.conv(3, 2, 3, padding=1)}
+    model = kit.net(forward, **layers)
+    random = np.random.default_rng(5)
+    for layer in layers.values():
+        kit.set(layer.weight, random.normal(size=kit.numpy(layer.weight).shape).astype(np.float32))
+        kit.set(layer.bias, np.zeros(kit.numpy(layer.bias).shape, np.float32))
+    return trained(kit, model, lambda net: abs(net(kit.tensor(moved))).mean(), steps=1)
+
+
+def test_convolutions_hand_elements_on_to_those_around_them(kit):
+    report = compare_runs(spread(kit), spread(kit, False))
+    assert report.passed and report.choices, str(report)
+
+
+@pytest.mark.parametrize("fault", [{"border": 1.1}, {"times": 1.1}], ids=str)
+def test_a_fault_apart_from_these_elements_is_a_difference(kit, fault):
+    first = compare_runs(spread(kit), spread(kit, False, **fault)).first_diff
+    assert first is not None and first.stage == "forward"
+
+
+def heads(kit, first=True, scale=0.5):
+    """Record an attention of two heads in which each query keeps two keys."""
+    f = LIBRARY[kit.name]
+    moved = kit.tensor(leads(first, (4, 2, 12, 12), ((0, 1, 3, 0), (0, 1, 3, 1)), 8.0))
+
+    def split(x):
+        x = x.reshape([4, 12, 2, 3])
+        return x.transpose(1, 2) if kit.name == "torch" else x.transpose([0, 2, 1, 3])
+
+    def forward(net, x):
+        keys = split(net.key(x))
+        keys = keys.transpose(2, 3) if kit.name == "torch" else keys.transpose([0, 1, 3, 2])
+        scores = (split(net.query(x)) @ keys + moved) * scale
+        kept = scores >= f.topk(scores, 2, -1)[0][..., 1:]
+        mixed = f.nn.functional.softmax(f.where(kept, scores, scores * 0 - 1e9), -1) @ split(net.value(x))
+        mixed = mixed.transpose(1, 2) if kit.name == "torch" else mixed.transpose([0, 2, 1, 3])
+        return net.last(mixed.reshape([4, 12, 6]))
+
+    kit.seed(0)
+    layers = {name: kit.Linear(6, 6) for name in ("query", "key", "value")}
+    model = kit.net(forward, **layers, last=kit.Linear(6, 3))
+    filled(kit, model, *layers.values(), model.last)
+    rows = np.random.default_rng(6).normal(size=(4, 12, 6)).astype(np.float32)
+    rows[:, 1] = rows[:, 0] + 1e-6
+    return trained(kit, model, lambda net: (net(kit.tensor(rows)) ** 2).mean(), steps=1)
+
+
+def test_the_token_of_a_query_is_that_of_all_heads(kit):
+    assert compare_runs(heads(kit), heads(kit, False)).passed
+    first = compare_runs(heads(kit), heads(kit, False, scale=0.6)).first_diff
+    assert (first.stage, first.reference) == ("forward", "last")
+
+
+def suppressed(kit, first=True):
+    """Record a mask of the few tokens that come first in an order; it is 0 elsewhere."""
+    f = LIBRARY[kit.name]
+    scores = np.random.default_rng(4).normal(size=(4, 24)).astype(np.float32)
+    scores[0, 4], scores[0, 9] = (6.0, 6.0 + 1e-6) if first else (6.0 + 1e-6, 6.0)
+
+    def forward(net, x):
+        h = net.first(x)
+        order = f.argsort(h.reshape([4, 24]) * 0 + kit.tensor(scores), -1, descending=True)
+        kept = f.nn.functional.one_hot(order[:, 0], 24) * 1.0
+        return net.last(h), kept
+
+    kit.seed(0)
+    model = kit.net(forward, first=kit.Linear(1, 1), last=kit.Linear(1, 1))
+    filled(kit, model, model.first, model.last)
+    x = kit.tensor(np.random.default_rng(6).normal(size=(4, 24, 1)).astype(np.float32))
+
+    def loss(net):
+        total, kept = net(x)
+        return ((total.reshape([4, 24]) * kept) ** 2).mean()
+
+    return trained(kit, model, loss, steps=1, detail="sketch")
+
+
+def test_the_share_of_a_sketched_mask_is_that_of_its_ones(kit):
+    report = compare_runs(suppressed(kit), suppressed(kit, False))
+    assert report.passed, str(report)
+
+
+def twins(kit, squares=1e-8):
+    """Record the nearest of points of which two lie on a sample, up to rounding that a root enlarges."""
+    moved = np.random.default_rng(2).uniform(1, 2, size=(16, 6)).astype(np.float32)
+    moved[3, :2] = squares, 1.5e-8
+
+    def forward(net, f, h):
+        places = f.argmin(f.sqrt(h * 0 + kit.tensor(moved)), -1)
+        return h + f.nn.functional.one_hot(places, 6) * 1.0
+
+    return between(kit, forward, np.random.default_rng(6).normal(size=(16, 6)))
+
+
+def test_distances_near_zero_are_as_exact_as_their_squares(kit):
+    report = compare_runs(twins(kit), twins(kit, 4e-8))
+    assert report.passed and report.choices, str(report)
+    assert not compare_runs(twins(kit), twins(kit, 4e-3)).passed
+
+
+def sampled(kit, first=True, padding="border"):
+    """Record the nearest elements of a picture at places of which one lies half way between two of them."""
+    grid = np.random.default_rng(3).uniform(-1.5, 1.5, size=(2, 5, 5, 2)).astype(np.float32)
+    grid[0, 2, 2] = 0.25 + (1e-6 if first else -1e-6), 0.1
+
+    def forward(net, f, h):
+        picture = f.moveaxis(h, -1, 1)
+        places = kit.tensor(grid) + picture.mean() * 0
+        options = {"mode": "nearest", "padding_mode": padding, "align_corners": True}
+        return f.moveaxis(f.nn.functional.grid_sample(picture, places, **options), 1, -1)
+
+    return between(kit, forward, np.random.default_rng(6).normal(size=(2, 5, 5, 4)))
+
+
+def test_the_nearest_element_of_a_picture_is_a_choice(kit):
+    report = compare_runs(sampled(kit), sampled(kit, False))
+    assert report.passed and report.choices[0].calls[0][0] == "grid_sample", str(report)
+    assert not compare_runs(sampled(kit), sampled(kit, False, "zeros")).passed

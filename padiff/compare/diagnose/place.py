@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -16,6 +17,7 @@ from padiff.compare.diagnose.traced import (
     Relation,
     Relations,
     axes_of,
+    given_in_common,
     given_otherwise,
     is_looking,
     same_name,
@@ -26,6 +28,7 @@ from padiff.compare.judge.policy import Policy
 from padiff.compare.measure.operands import Arrays, operands
 from padiff.errors import RunFolderError
 from padiff.model import equivalents
+from padiff.recorder.calls import SAMPLING
 from padiff.records import (
     LOOP,
     PARAMETER_STAGES,
@@ -154,7 +157,8 @@ def place_of_diff(
     last = _last_agreeing(diff, step)
     calls = graphs.zip(pair.sides).map(lambda side: side[0].of_record(side[1]) if side[1] is not None else None)
     of_loop = pair.stage == "input"
-    inside, differing = (False, _fed(calls, pair)) if of_loop else _inputs(calls, relations, graphs)
+    agreed = agreeing(step, graphs)
+    inside, differing = (False, _fed(calls, pair)) if of_loop else _inputs(calls, relations, graphs, agreed)
     if of_loop and not pair.derived and not _is_made(differing, graphs):
         return Place(diff)
     lone = _lone(calls, graphs) if differing is None else NO_SLOTS
@@ -169,7 +173,7 @@ def place_of_diff(
     if starts.reference is None or starts.candidate is None:
         return Place(diff, inside, lone, "", last, graphs=graphs)
     ends = Both(starts.reference, starts.candidate)
-    back = _back(ends, graphs, relations, agreeing(step, graphs))
+    back = _back(ends, graphs, relations, agreed)
     calls_between = (
         _calls_between(back, calls, graphs, relations) if all(step.trace.functions for step in steps) else None
     )
@@ -238,9 +242,12 @@ def _last_agreeing(diff: Diff, step: Sequence[Diff]) -> str:
 
 
 def _inputs(
-    calls: Both[TracedCall | None], relations: Relations, graphs: Both[Graph]
+    calls: Both[TracedCall | None], relations: Relations, graphs: Both[Graph], agreed: Both[set[int]]
 ) -> tuple[bool | None, Both[Operand] | None]:
     """Return whether the inputs of two calls agree, and the first two inputs that differ.
+
+    Args:
+        agreed: numbers of layer outputs that agree, if only without the rows that chose otherwise.
 
     Returns:
         True, False, or `None` if unknown; and the two operands, or `None` if no input differs.
@@ -251,9 +258,10 @@ def _inputs(
     related: list[Relation] = []
     for reference_input, candidate_input in _answering(reference.inputs, candidate.inputs, graphs):
         relation = relations.between(reference_input.tensor, candidate_input.tensor, exact=True)
-        if relation is Relation.DIFFER:
+        passed = reference_input.tensor in agreed.reference and candidate_input.tensor in agreed.candidate
+        if relation is Relation.DIFFER and not passed:
             return False, Both(reference_input, candidate_input)
-        related.append(relation)
+        related.append(Relation.AGREE if passed else relation)
     return (True if related and related[0] is Relation.AGREE else None), None
 
 
@@ -401,7 +409,7 @@ def _calls_between(
     pairs = _in_step(suspects, graphs.reference.paths & graphs.candidate.paths)
     pairs = [both for both in pairs if take_alike(both)]
     for both in pairs:
-        if all(call.chooses for call in both):
+        if all(call.chooses and call.function not in SAMPLING for call in both):
             continue  # what they choose is judged by their scores
         operands = _in_places(both, relations)
         related = [relations.between(first.tensor, second.tensor) for first, second in operands]
@@ -415,6 +423,10 @@ def _calls_between(
             return Calls(Both((), ()), both, arguments_differ)
     paired = Both(*({id(call) for call in side} for side in (zip(*pairs) if pairs else ((), ()))))
     only = suspects.zip(paired).map(lambda side: tuple(call for call in side[0] if id(call) not in side[1]))
+    if not all(only) and any(only):
+        repeated = _repeated(only.reference or only.candidate, graphs)
+        if repeated is not None:
+            return Calls(Both((), ()), repeated, True)
     if any(only):
         # One side makes a matrix that the other side holds: calls that only one side makes are no fault.
         return _held_otherwise(pairs, only, graphs, relations) or Calls(only)
@@ -431,6 +443,24 @@ def _calls_between(
             )
             if all(ends) and relations.between(first.tensor, second.tensor) is Relation.DIFFER:
                 return Calls(only, both, slots=Both(first.slot, second.slot))
+    return None
+
+
+def _alike(call: TracedCall, graph: Graph) -> list[TracedCall]:
+    name = call.layer, call.call, call.function
+    return [each for each in graph.trace.calls if (each.layer, each.call, each.function) == name]
+
+
+def _repeated(calls: Sequence[TracedCall], graphs: Both[Graph]) -> Both[TracedCall] | None:
+    """Return the first call, with that of the other side, of a function that both sides call as often, with other
+    arguments. Where one side gives the same as a call before by chance, the call seems to be the other side's only.
+    """
+    for call in calls:
+        alike = graphs.map(partial(_alike, call))
+        if call.function and len(alike.reference) == len(alike.candidate):
+            both = next(Both(*pair) for pair in zip(*alike) if any(each is call for each in pair))
+            if take_alike(both) and given_in_common(both):
+                return both
     return None
 
 

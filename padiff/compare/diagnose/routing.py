@@ -292,6 +292,8 @@ class Router:
                 values = np.asarray(traced.source.read(), np.float64)
                 axis = self._axis if len(traced.shape) > 1 and traced.shape[self._axis] == chosen else -1
                 table = np.moveaxis(values, axis, -1).reshape(-1, chosen)[self.numbers]
+                if chosen == 1 and (table == table[0]).all():
+                    continue  # any constant is the one weight divided by itself
             else:  # of all places, with zeros at those that are not chosen; a mask may choose more of equal scores
                 whole = self._table(tensor) if chosen < self._width else None
                 if whole is None or len(whole) != self.rows:
@@ -391,7 +393,7 @@ def routing_cause(diff: Diff, step: Sequence[Diff], evidence: Evidence) -> Cause
     try:
         graphs = graphs_of(steps, evidence.runs.map(lambda run: run.info))
         of_gradient = diff.pair.stage == "backward"
-        in_one_dtype = len({each.dtype for each in diff.pair.sides if each is not None}) == 1
+        in_one_dtype = len({each.dtype for each in diff.pair.sides if each is not None}) == 1  # or all is as coarse
         end = len(graphs.reference.trace.calls) if of_gradient else _end(graphs.reference, record.layer, record.call)
         routers = []
         for position, parts in paired(graphs.map(lambda graph: graph.trace), evidence.alignment):
@@ -403,15 +405,19 @@ def routing_cause(diff: Diff, step: Sequence[Diff], evidence: Evidence) -> Cause
                 and all(choice is not None and choice.chosen for choice in choices)
             ):
                 routers.append(Both(*(Router(graph, call) for graph, call in zip(graphs, calls))))
+
+        def precision(sides: Both[Router]) -> Cause | None:
+            return _precision(sides, routers[:-1]) if in_one_dtype and sides is routers[-1] else None
+
         if of_gradient:  # of a scalar that differs by no more than rows which chose otherwise explain
             causes = [_auxiliary(some, each) for each in _scalars(step) for some in (routers[-1:], routers) if some]
             agreeing = (each for each in routers[-1:] if _agree(*each.map(lambda side: side.output)))
-            causes += [_scores(sides, in_one_dtype) for sides in agreeing]
+            causes += [_scores(sides) or precision(sides) for sides in agreeing]
             return next((cause for cause in causes if cause is not None), None)
         for sides in reversed(routers):  # the last one before the difference
             if not _agree(*sides.map(lambda side: side.output)):
                 continue
-            cause = _weights(sides, diff) or _scores(sides, in_one_dtype)
+            cause = _weights(sides, diff) or _scores(sides) or precision(sides)
             cause = cause or (_rows(sides, diff) if sides is routers[-1] else None)
             if cause is not None:
                 return cause
@@ -446,20 +452,22 @@ def _end(graph: Graph, layer: str, number: int) -> int:
     return len(graph.trace.calls) if call is None else graph.places[id(call)]
 
 
-def _scores(sides: Both[Router], in_one_dtype: bool) -> Cause | None:
-    """Return a cause in what the call chooses by.
-
-    Args:
-        in_one_dtype: True if both sides compute outputs in one dtype: else all scores are as coarse as all else is.
+def _precision(sides: Both[Router], before: Sequence[Both[Router]]) -> Cause | None:
+    """Return the cause that a side computes its scores in a narrower dtype; `None` if routers before, whose outputs
+    agree, do so, too.
     """
-    where = _where(sides.reference)
     narrow = sides.map(lambda side: side.narrow)
-    scores = sides.map(lambda side: side.score)
-    if in_one_dtype and narrow.candidate != narrow.reference:
-        names = narrow.map(lambda name: name or "float32")
-        text = f"the scores of {where} are computed in {names.candidate} for the reference's {names.reference}"
-        fix = f"compute the scores in {names.reference}"
-        return Cause("routing_precision", text, fix=fix, lines=sides.map(lambda side: side.call.line))
+    if narrow.candidate == narrow.reference or any(each.map(lambda side: side.narrow) == narrow for each in before):
+        return None
+    names = narrow.map(lambda name: name or "float32")
+    where, lines = _where(sides.reference), sides.map(lambda side: side.call.line)
+    text = f"the scores of {where} are computed in {names.candidate} for the reference's {names.reference}"
+    return Cause("routing_precision", text, fix=f"compute the scores in {names.reference}", lines=lines)
+
+
+def _scores(sides: Both[Router]) -> Cause | None:
+    """Return a cause in what the call chooses by."""
+    where, scores = _where(sides.reference), sides.map(lambda side: side.score)
     lines = sides.map(lambda side: side.call.line)
     for side, one, other in (("candidate", *scores), ("reference", *scores.swapped())):
         noise = getattr(sides, side).noise if one is not None and other is None else None
@@ -668,6 +676,8 @@ OTHER_FUNCTION = "choice_function"
 OF_RANKS = frozenset({"choice_count", "choice_order", "choice_part", "choice_axis"})
 # Functions that give the same in the other order of their arguments, or by another name.
 _MIRRORED = {"lt": "gt", "le": "ge", "argsort": "sort", "max": "argmax", "min": "argmin"}
+# Comparisons of which one is true where the other is not.
+_NEGATED = ({"lt", "ge"}, {"gt", "le"})
 # Largest relative distance of the same values.
 _SAME = 1e-3
 
@@ -719,7 +729,12 @@ def choice_cause(diff: Diff, step: Sequence[Diff], evidence: Evidence) -> Cause 
             if position >= end or names.reference == names.candidate or not _same(steps, pair, "inputs"):
                 continue
             threshold = pair.reference.choice is not None and not pair.reference.choice.chosen
-            if any(each.position == position for each in flips) or (threshold and not _same(steps, pair, "outputs")):
+            place = next((k for k, each in enumerate(flips) if each.position == position), None)
+            if place is None:
+                chose_otherwise = threshold and not _same(steps, pair, "outputs")
+            else:
+                chose_otherwise = not within_rounding(flips[place], _limit(diff, step), flips[:place])
+            if chose_otherwise:
                 text = f"{_name(pair)}, of the same values"
                 return Cause(OTHER_FUNCTION, text, lines=pair.map(lambda call: call.line))
     except (RunFolderError, SketchOnlyError):
@@ -1012,6 +1027,8 @@ def _same(steps: Both[Step], calls: Both[TracedCall], what: str) -> bool:
     if len({tensor.dtype.startswith("bool") for tensor in tensors}) > 1:
         return what == "outputs"  # a mask, and signs
     reference, candidate = tensors.map(lambda tensor: tensor.source.read().astype(np.float64))  # type: ignore[union-attr]
+    if {call.function for call in calls} in _NEGATED and np.array_equal(reference, 1 - candidate):
+        return True  # one side asks which elements lie above a threshold, the other which do not
     return reference.shape == candidate.shape and bool(
         np.linalg.norm(candidate - reference) <= _SAME * np.linalg.norm(reference)
     )

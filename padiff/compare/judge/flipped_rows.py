@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from padiff.compare.choices import Flips, grid_of, reached
+from padiff.compare.choices import Flips, grid_of, queries_of, reached
 from padiff.compare.judge import limits
 from padiff.compare.judge.drift import RELATIVE
 from padiff.compare.measure.operands import Arrays, Sketches, operands
@@ -39,6 +39,8 @@ _OF_PARAMETERS = 0.9
 _COMMON = 3.0
 #: Relative error of a row that chose otherwise: that of unrelated vectors of the same size.
 WHOLLY = 1.5
+# Largest distance of places that one convolution mixes. Chosen: kernels are up to seven wide.
+_REACH = 3
 # Least number of rows that have a common factor.
 _LEAST_ROWS = 4
 # Least relative error at which two rows count as different ones: that of float32 sums.
@@ -180,6 +182,8 @@ class _Judge:
         #: Share of the rows that chose otherwise, the largest error of such rows, and that of whole tensors.
         self._share = self._touched = self._whole = 0.0
         self._without = self._unjudged = 0
+        #: Largest error of gradients whose rows are not known: all places of planes before them may have it.
+        self._of_gradients = 0.0
         #: True once a call chose otherwise beyond rounding: choices excuse nothing that follows.
         self._faulty = False
         #: True once an input of the loss is made of other rows; the largest error of a scalar output.
@@ -195,6 +199,8 @@ class _Judge:
         self._called -= self._blocks
         self._samples = _samples(diffs, self._grids)
         self._mixes = any("batch" in kind.lower() and "norm" in kind.lower() for kind in diffs.sites.types)
+        #: True if the step has convolutions; how far they have handed on the places that chose otherwise.
+        self._convolves, self._reach = any("conv" in kind.lower() for kind in diffs.sites.types), 0
         #: Limit of the relative error of the last output that passed.
         self._limit = 0.0
         #: Outputs (layer, call, slot) that no choice of this step reaches: flips excuse nothing there.
@@ -335,6 +341,8 @@ class _Judge:
         errors, sizes = np.linalg.norm(candidate - reference, axis=1), np.linalg.norm(reference, axis=1)
         self._touched = max(self._touched, min(_relative(errors, sizes, mask), WHOLLY))
         error, most = _relative(errors, sizes, ~mask), max(limit, self._mixed)
+        around = self._by_neighbours(place, self._diffs[place], most) if error > most and self._convolves else None
+        error, most = around or (error, most)
         if error > most:
             self._fail(place, Figure.OTHER_ROWS, error, most)
 
@@ -419,6 +427,8 @@ class _Judge:
                 error = outside
         if error <= most and (stage in ("grad", "update") or self._holds_chosen(diff, limit)):
             self._pass(place, (Figure.REL_L2, error, most))
+            if stage == "backward" and sites.shapes[place]:
+                self._of_gradients = max(self._of_gradients, error)
         elif (
             inside
             and stage in ("grad", "update")
@@ -477,7 +487,8 @@ class _Judge:
         if stage == "forward" and not self._diffs.sites.shapes[place]:  # a mean, or a count, of all rows
             return max(limit, min(MIXED * self._share, WHOLLY))
         if stage in ("forward", "backward", "loss"):
-            mixed = WHOLLY * math.sqrt(max(self._share, self._in_terms)) + MIXED * self._share
+            filled = _filled(self._diffs[place])
+            mixed = WHOLLY * math.sqrt(max(self._share, self._in_terms) / filled) + MIXED * self._share / filled
             return math.hypot(limit, min(mixed, WHOLLY))
         further = limits.OF_GRADIENT if stage == "update" else 1.0
         of_loss = WHOLLY * math.sqrt(max(self._by_loop, self._in_terms))
@@ -571,6 +582,45 @@ class _Judge:
         return self._strangers(arrays, limit) <= ALONG * flipped
 
     def _by_rows(self, place: int, diff: Diff, limit: float) -> tuple[float, float] | None:
+        """Return the relative error of the rows that chose alike, and its limit; `None` if the rows are not known.
+
+        Convolutions hand a row on to those around it.
+        """
+        judged = self._by_other_rows(place, diff, limit)
+        if judged is None or judged[0] <= judged[1] or not self._convolves:
+            return judged
+        return self._by_neighbours(place, diff, max(limit, self._mixed)) or judged
+
+    def _by_neighbours(self, place: int, diff: Diff, limit: float) -> tuple[float, float] | None:
+        """Return the relative error of the places of planes that lie apart from those which chose otherwise, and its
+        limit; `None` if they differ, too. If none lie apart, the error may be as large as before.
+        """
+        limit = max(limit, self._of_gradients)
+        shape, masks = diff.pair.anchor.shape, []
+        planes = (shape[0], *shape[2:])
+        for each in self._explained:
+            for grid, mask in ((each.grid, each.mask), *((v.grid, v.mask) for v in (each.elements, each.tokens) if v)):
+                if len(grid) == len(shape) > 2 and (grid[0], *grid[2:]) == planes:
+                    masks.append(mask.reshape(grid).any(axis=1))
+                elif grid == planes:
+                    masks.append(mask.reshape(grid))
+        values = _values(diff) if masks else None
+        if values is None:
+            return None
+        errors, sizes = (
+            np.linalg.norm(side, axis=1).reshape(-1) for side in (values.candidate - values.reference, values.reference)
+        )
+        for reach in range(self._reach, self._reach + 1 + _REACH):
+            near = _widened(np.logical_or.reduce(masks), reach).reshape(-1)
+            if near.all():
+                return self._relative[place], max(limit, MIXED * self._whole)
+            error = _relative(errors, sizes, ~near)
+            if error <= limit:
+                self._reach = reach
+                return error, limit
+        return None
+
+    def _by_other_rows(self, place: int, diff: Diff, limit: float) -> tuple[float, float] | None:
         """Return the relative error of the rows that chose alike, and its limit; `None` if the rows are not known."""
         known = self._known_rows(diff)
         if known is None:
@@ -717,7 +767,8 @@ def _samples(diffs: StepDiffs, grids: Collection[tuple[int, ...]]) -> int | None
 
 
 def _grids(step: Step) -> set[tuple[int, ...]]:
-    grids = (grid_of(step.trace, call) for call in step.trace.calls if call.chooses)
+    calls = [(k, call) for k, call in enumerate(step.trace.calls) if call.chooses]
+    grids = [grid_of(step.trace, call) for _, call in calls] + [queries_of(step.trace, *each) for each in calls]
     return {grid for grid in grids if grid is not None}
 
 
@@ -790,7 +841,7 @@ def _split(shape: Sequence[int], flips: Sequence[Flips]) -> tuple[int, np.ndarra
 
     `None` if no call has rows like those of the tensor.
     """
-    views = [view for each in flips for view in (each.tokens, each.picks, each.elements) if view is not None]
+    views = [view for each in flips for view in each.views if view is not None]
     exact = [view.grid for view in views if len(view.mask) > 1 and _counts(shape, view.grid)]
     grids = {math.prod(grid): grid for grid in [*(each.grid for each in flips if each.rows > 1), *exact]}
     for number, grid in sorted(grids.items(), reverse=True):
@@ -820,7 +871,7 @@ def _mask(flips: Flips, number: int, grid: Sequence[int]) -> np.ndarray:
     Args:
         number, grid: number and shape of the tensor's rows.
     """
-    for view in (flips.tokens, flips.picks, flips.elements):
+    for view in flips.views:
         if view is not None and len(view.mask) == number and (view.grid == tuple(grid) or flips.rows != number):
             return view.mask | flips.mask if view is flips.picks and flips.rows == number else view.mask
     elements = flips.elements
@@ -835,6 +886,18 @@ def _mask(flips: Flips, number: int, grid: Sequence[int]) -> np.ndarray:
     if flips.rows > 1 and number % flips.rows == 0:
         return np.repeat(flips.mask, number // flips.rows)
     return np.zeros(number, np.bool_)
+
+
+def _widened(mask: np.ndarray, reach: int) -> np.ndarray:
+    """Return a mask of planes with the places up to a distance from its places, along each axis."""
+    for axis in range(1, mask.ndim):
+        for _ in range(reach):
+            lines = np.moveaxis(mask, axis, 0)
+            wider = lines.copy()
+            wider[1:] |= lines[:-1]
+            wider[:-1] |= lines[1:]
+            mask = np.moveaxis(wider, 0, axis)
+    return mask
 
 
 def _axis(shape: Sequence[int], grid: Sequence[int]) -> int | None:
@@ -871,6 +934,13 @@ def _arrays(diff: Diff) -> Both[np.ndarray] | None:
         return Both(pair.reference.value, pair.candidate.value)
     except SketchOnlyError:
         return None
+
+
+def _filled(diff: Diff) -> float:
+    """Return the share of elements of a sketched tensor that are not zero: the rows of a mask that count."""
+    sources = [record.source for record in diff.pair.sides if record is not None]
+    zeros = [source.sketch.zeros for source in sources if source.sketched and source.sketch]
+    return max(1 - max(zeros, default=0.0), _LEAST)
 
 
 def _values(diff: Diff) -> Both[np.ndarray] | None:

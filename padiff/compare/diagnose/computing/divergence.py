@@ -769,18 +769,21 @@ def _are_other_forms(sheet: FormulaView, candidate: FormulaView, data: tuple[set
 
 
 def _other_count(sheet: FormulaView, candidate: FormulaView, data: tuple[set[int], set[int]]) -> str:
-    """Return the numbers of places that both sides' indices have as text; empty unless they differ."""
+    """Return the numbers of places that both sides' indices have as text; empty unless they differ.
+
+    Indices of samples are together as long as one index of all.
+    """
     sizes = [
-        {
+        [
             view.formula.values[k].size
             for k in nodes
             if len(view.shape(k)) == 1 and view.formula.values[k].dtype.kind == "i"
-        }
+        ]
         for view, nodes in ((sheet, data[0]), (candidate, data[1]))
     ]
-    if sizes[0] == sizes[1] or any(len(side) != 1 for side in sizes):
+    if {*sizes[0]} == {*sizes[1]} or sum(sizes[0]) == sum(sizes[1]) or any(len({*side}) != 1 for side in sizes):
         return ""
-    return f"the candidate takes an index of {sizes[1].pop()} places, the reference one of {sizes[0].pop()}"
+    return f"the candidate takes an index of {sizes[1][0]} places, the reference one of {sizes[0][0]}"
 
 
 def _graft(
@@ -1436,7 +1439,7 @@ class _Code:
         inner = [f"{slot}={text}" if "mask" in slot else text for slot, text in zip(slots, inner)]
         inner += [name.rpartition("/")[2] for name in call.parameters if call.function]
         if is_looking(call) and call.function != "detach" and inner and (len(inner) == 1 or call.function == "getitem"):
-            part = call.inputs[0].tensor in self.names and not _is_whole(call, self._graph)
+            part = any(o.tensor in self.names for o in call.inputs[:1]) and not _is_whole(call, self._graph)
             key = call.arguments.get("key", call.arguments.get("item") if part else None)
             if not (outermost or part) or key is None:
                 return inner[0]  # the same values, or their rows in another order
