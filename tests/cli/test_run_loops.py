@@ -455,7 +455,36 @@ for i in range(4):
     generator()
 """
 )
+# Agents that learn in turn, each with an optimizer of its own: an attribute, or an item of a list.
+AGENTS = """
+class Agent:
+    def __init__(self, k):
+        self.actor, self.k = nn.Linear(2, 1), k
+        self.optimizer = sgd(self.actor.parameters())
+    def learn(self, team, x):
+        given = [agent.actor(x) if agent.k == self.k else agent.actor(x).detach() for agent in team]
+        loss = sum(given).square().mean()
+        self.optimizer.zero_grad(); loss.backward(); self.optimizer.step()
+        show(loss)
+team = [Agent(k) for k in range(3)]
+for step in range(4):
+    x = randn(5, 2)
+    for agent in team:
+        agent.learn(team, x)
+"""
+OF_LISTS = """
+actors = [nn.Linear(2, 1) for _ in range(3)]
+optimizers = [sgd(each.parameters()) for each in actors]
+for step in range(4):
+    x = randn(5, 2)
+    for i in range(3):
+        loss = (actors[i](x) + actors[i - 1](x).detach()).square().mean()
+        optimizers[i].zero_grad(); loss.backward(); optimizers[i].step()
+        show(loss)
+"""
 KINDS = {
+    "agents": (AGENTS, ["actor", "actor_", "actor__"], 4),
+    "of lists": (OF_LISTS, ["actors_0", "actors_1", "actors_2"], 4),
     "decorated": (DECORATED, ["netG", "netD"], 4),
     "branches": (BRANCHES, ["netG", "netD"], 4),
     "dcgan": (DCGAN, ["netG", "netD"], 4),
