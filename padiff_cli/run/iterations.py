@@ -160,16 +160,9 @@ def _holds(loop: ast.AST, scope: _Scope, known: Mapping[int, Any]) -> bool:
     """Return True for a loop over optimizers, over their places in a list, or over objects that hold them."""
     if not isinstance(loop, (ast.For, ast.AsyncFor)):
         return False
-    if _optimizers_in(_iterated(loop.iter, scope), known) or _of_items(loop, scope, known):
+    if _optimizers_in(_iterated(loop.iter, scope), known):
         return True
-    places = {name.id for name in ast.walk(loop.target) if isinstance(name, ast.Name)}
-    return any(
-        isinstance(node, ast.Subscript)
-        and isinstance(node.slice, ast.Name)
-        and node.slice.id in places
-        and bool(_optimizers_in(scope.value(node.value), known))
-        for node in ast.walk(loop)
-    )
+    return len({frozenset(sites) for sites in _of_items(loop, scope, known)}) > 1
 
 
 # -- the source ----------------------------------------------------------------------------------------------
@@ -331,7 +324,7 @@ def _sites(
     sites: set[int] = set()
     for loop in everything if depth < _DEEPEST else ():
         if isinstance(loop, (ast.For, ast.AsyncFor)):
-            sites |= _of_items(loop, scope, known, using, depth)
+            sites |= set().union(*_of_items(loop, scope, known, using, depth))
     for call in everything:
         if not isinstance(call, ast.Call):
             continue
@@ -344,37 +337,32 @@ def _sites(
 
 def _of_items(
     loop: ast.For | ast.AsyncFor, scope: _Scope, known: Mapping[int, Any], using: _Using = _stepping, depth: int = 0
-) -> set[int]:
-    """Return what a loop uses with each item: with each agent that has optimizers of its own, or each place in a list
-    of them.
+) -> Iterator[set[int]]:
+    """Yield what a loop uses with each item: with each agent that has optimizers of its own, or each place in a list of
+    agents or optimizers.
     """
     names = [name.id for name in ast.walk(loop.target) if isinstance(name, ast.Name)]
-    sites: set[int] = set()
-    for item in _items(loop, scope):
+    for item in _items(loop, names, scope, known)[:_MOST]:
         inner = _Scope({**scope.local, **dict.fromkeys(names, item)}, scope.outer)
-        sites |= _sites(loop.body, inner, known, using, depth + 1)
-    return sites
+        yield _sites(loop.body, inner, known, using, depth + 1)
 
 
-def _items(loop: ast.For | ast.AsyncFor, scope: _Scope) -> list[Any]:
-    """Return the objects of the user's classes that a loop goes over, or the numbers by which it takes items of lists;
-    none if there are many.
-    """
-    call = loop.iter
-    if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id == "range":
-        name = loop.target.id if isinstance(loop.target, ast.Name) else ""
-        slices = [node.slice for node in ast.walk(loop) if isinstance(node, ast.Subscript)]
-        numbers = [scope.value(argument) for argument in call.args]
-        if not any(isinstance(each, ast.Name) and each.id == name for each in slices):
-            return []
-        places = range(*numbers) if all(isinstance(number, int) for number in numbers) else range(_MOST)
-        return [*places] if len(places) < _MOST else []
-    held = _iterated(call, scope)
-    values = held if isinstance(held, (list, tuple)) else []
+def _items(loop: ast.For | ast.AsyncFor, names: Sequence[str], scope: _Scope, known: Mapping[int, Any]) -> list[Any]:
+    """Return the places of a list that a loop takes items of, or the user's objects that it goes over."""
+    for node in ast.walk(loop):
+        if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Name) and node.slice.id in names:
+            held = scope.value(node.value)
+            if isinstance(held, (list, tuple)) and (_optimizers_in(held, known) or any(map(_is_of_users, held))):
+                return [*range(len(held))]
+    iterated = _iterated(loop.iter, scope)
+    values = iterated if isinstance(iterated, (list, tuple)) else []
     items = [item for value in values for item in (value if isinstance(value, (list, tuple)) else [value])]
-    modules = [sys.modules.get(type(item).__module__) for item in items]
-    users = [item for item, module in zip(items, modules) if is_users(getattr(module, "__file__", None) or "<")]
-    return users if len(users) < _MOST else []
+    return [item for item in items if _is_of_users(item)]
+
+
+def _is_of_users(item: Any) -> bool:
+    """Return True for an object of a class of the user's."""
+    return is_users(getattr(sys.modules.get(type(item).__module__), "__file__", None) or "<")
 
 
 def _called(call: ast.Call, scope: _Scope) -> Iterator[tuple[list[ast.AST], _Scope]]:
