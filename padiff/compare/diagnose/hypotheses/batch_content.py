@@ -26,8 +26,8 @@ _FLOATS, _INTEGERS = 4, 8
 _MIXED = 6
 # Least length of a sequence that is shifted.
 _SEQUENCE = 3
-# Largest shift along each of two axes, and the number of windows that count as tried.
-_NEAR_WINDOW, _TRIED_WINDOWS = 8, 500
+# Largest shift along one axis and along each of two, and the number of windows that count as tried.
+_FAR_WINDOW, _NEAR_WINDOW, _TRIED_WINDOWS = 256, 8, 500
 
 
 def hypotheses(scene: DiffContext) -> Iterator[Hypothesis | Cause]:
@@ -156,8 +156,11 @@ def _moved(scene: DiffContext, sides: Both[np.ndarray], rounding: float) -> Iter
     if len(np.unique(sides.reference)) < 3:
         return
     by_one = [{axis: shift} for axis in range(1, min(len(shape), 3)) for shift in (1, -1)]
-    for shifts in [each for each in by_one if _window(shape, each)] + [*_windows(sides)]:
+    windows = [each for each in _windows(sides) if each not in by_one]
+    for shifts in (*by_one, *windows):
         parts = _window(shape, shifts)
+        if not parts:
+            continue
         values, actual, without = sides.reference[parts[0]], sides.candidate[parts[1]], sides.reference[parts[1]]
 
         def predict(
@@ -173,7 +176,7 @@ def _moved(scene: DiffContext, sides: Both[np.ndarray], rounding: float) -> Iter
             text = f"another window of the reference's: by {shift:+d} along axis {axis}"
             text = f"{text} and by {other_shift:+d} along axis {other_axis}"
         yield Hypothesis(
-            "input_moved", "a shift", f"{_HEAD} {text}", predict, tried=4 if shifts in by_one else _TRIED_WINDOWS,
+            "input_moved", "a shift", f"{_HEAD} {text}", predict, tried=_TRIED_WINDOWS if shifts in windows else 4,
             changes=2, values=Both(None, (*shifts.values(),)),
         )  # fmt: skip
 
@@ -192,14 +195,16 @@ def _windows(sides: Both[np.ndarray]) -> Iterator[dict[int, int]]:
     first = sides.map(lambda side: side[:1])
     shape = first.reference.shape
     alone = [
-        {axis: sign * k} for axis in range(1, len(shape)) for k in range(1, shape[axis] // 2 + 1) for sign in (1, -1)
+        {axis: sign * k}
+        for axis in range(1, len(shape))
+        for k in range(1, min(shape[axis] // 2, _FAR_WINDOW) + 1)
+        for sign in (1, -1)
     ]
     near = [*range(-_NEAR_WINDOW, 0), *range(1, _NEAR_WINDOW + 1)]
     pairs = [(1, 2), (2, 3)] if len(shape) == 4 else []
     both = [{a: shift, b: other} for a, b in pairs for shift in near for other in near]
-    by_one = [{axis: shift} for axis in (1, 2) for shift in (1, -1)]
     for shifts in alone + both:
-        parts = _window(shape, shifts) if shifts not in by_one else ()
+        parts = _window(shape, shifts)
         if parts and np.allclose(first.reference[parts[0]], first.candidate[parts[1]], rtol=1e-3, atol=1e-6):
             yield shifts
 

@@ -55,8 +55,9 @@ def missing_causes(scene: DiffContext) -> Iterator[Cause]:
         return
     if pair.complete:
         for side, step in zip(SIDES, sides):
-            if not any(_is_there(r) for r in step.records if r.stage == "grad"):
-                yield from _zeroed(scene, side)
+            there = any(_is_there(r) for r in step.records if r.stage == "grad")
+            if not there and (cleared := _cleared(scene, side)) is not None:
+                yield cleared
         return
     side, other_side = SIDES.swapped() if pair.candidate is None else SIDES
     step, other_step = getattr(sides, side), getattr(sides, other_side)
@@ -67,9 +68,9 @@ def missing_causes(scene: DiffContext) -> Iterator[Cause]:
     if owner is None:
         return
     layer, parameter = owner
-    zeroed = next(_zeroed(scene, side, (layer, parameter.slot)), None)
-    if zeroed is not None:
-        yield zeroed
+    cleared = _cleared(scene, side, (layer, parameter.slot))
+    if cleared is not None:
+        yield cleared
         return
     sites = [f"{record.layer}/{record.slot}" for record in step.records if record.stage == pair.stage]
     name, key = f"{layer}/{parameter.slot}", (layer, parameter.slot)
@@ -136,9 +137,9 @@ def _skipped(scene: DiffContext, side: str, step: Step, other_step: Step) -> Cau
         )
         lines = Both(None, _cut_line(step, other_step)) if side == SIDES.candidate else UNKNOWN_LINES
         return Cause("detached", text, True, "no layer's output has a gradient, and the other side's have", lines=lines)
-    zeroed = next(_zeroed(scene, side), None)
-    if zeroed is not None:
-        return zeroed
+    cleared = _cleared(scene, side)
+    if cleared is not None:
+        return cleared
     text = f"the {side}'s optimizer did not step in this step, as it did in others"
     overflowed = [d for d in scene.step if d.figures is not None and d.figures.nonfinite + d.figures.overflowed]
     if not back or overflowed:
@@ -183,24 +184,22 @@ def _model_line(step: Step, layer: str, number: int) -> Frame | None:
     return min(around, key=lambda call: call.layer.count("."), default=TracedCall(layer, 0)).line
 
 
-def _zeroed(scene: DiffContext, side: str, parameter: tuple[str, ...] = ()) -> Iterator[Cause]:
-    """Yield the cause that a side's source clears the gradients between backward and step.
+def _cleared(scene: DiffContext, side: str, parameter: tuple[str, ...] = ()) -> Cause | None:
+    """Return the cause that a side's source clears the gradients between backward and step; `None` if it does not.
 
     Args:
         parameter: layer and slot of a parameter of the optimizer that is meant; of any optimizer by default.
     """
     info = getattr(scene.runs, side).info
     keys = [key for key, group in _groups(info).items() if not parameter or parameter in group]
-    line = next(
-        (info.lines[role] for key in ("", *(f":{each}" for each in keys)) if (role := f"@zeroed{key}") in info.lines),
-        None,
-    )
+    roles = ["@zeroed", *(f"@zeroed:{key}" for key in keys)]
+    line = next((info.lines[role] for role in roles if role in info.lines), None)
     if line is None:
-        return
+        return None
     text = f"the {side} clears its gradients between backward and step: its optimizer has nothing to step with"
     optimizer, _, clear = line.code.partition("(")[0].rpartition(".")
     fix = f"{optimizer}.step(); {optimizer}.{clear}()" if side == SIDES.candidate else ""
-    yield Cause("gradients_cleared", text, True, "the source clears them there, and nothing is updated", fix)
+    return Cause("gradients_cleared", text, True, "the source clears them there, and nothing is updated", fix)
 
 
 # Most steps whose updates are counted.

@@ -309,9 +309,7 @@ def _form_fix(scene: DiffContext, expected: str, name: str) -> str:
     """Return the call that makes the candidate's layer with the reference's form of GELU; empty for other functions."""
     if scene.layers is None or expected not in _FORMS or name not in _FORMS:
         return ""
-    return layer_fix(
-        scene.runs.candidate.info.framework, scene.layers.candidate, "approximate", _FORMS[expected]
-    )  # fmt: skip
+    return layer_fix(scene.frameworks.candidate, scene.layers.candidate, "approximate", _FORMS[expected])
 
 
 def _activation(scene: DiffContext, output: Output) -> Iterator[Hypothesis]:
