@@ -1645,3 +1645,31 @@ def test_a_doubled_sum_of_two_terms_is_no_broadcast(tmp_path):
     assert clean.passed, clean.first_diff.message
     assert cause_of(doubled) is None or "each number meets" not in cause_of(doubled).sentence
     assert not cause_of(doubled).proven or "2" in cause_of(doubled).sentence
+
+
+# -- masks that a framework's layers hand on in another form -------------------------------------------------------
+
+
+class Causal(nn.Module):
+    """A layer of the framework's makes numbers of the mask, by code that is not traced."""
+
+    def __init__(self, way):
+        super().__init__()
+        self.way = way
+        layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True, norm_first=True)
+        self.body = nn.TransformerEncoder(layer, 1, enable_nested_tensor=False)
+
+    def forward(self, x):
+        later = torch.triu if self.way == "reference" else torch.tril
+        return self.body(x, mask=later(torch.ones(6, 6, dtype=torch.bool), diagonal=1))
+
+
+def causal(way):
+    model = Causal(way)
+    return descent(model, lambda rng: model(tensor(rng, 4, 6, 8)).square().mean())
+
+
+def test_a_mask_is_named_where_the_users_code_makes_it(tmp_path):
+    (fault,) = compared(tmp_path, causal, "reference", "fault", steps=2)
+    assert cause_of(fault).proven
+    assert "calls tril() in `(root)`, where the reference calls triu() in `(root)`" in cause_of(fault).sentence

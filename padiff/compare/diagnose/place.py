@@ -161,6 +161,8 @@ def place_of_diff(
     inside, differing = (False, _fed(calls, pair)) if of_loop else _inputs(calls, relations, graphs, agreed)
     if of_loop and not pair.derived and not _is_made(differing, graphs):
         return Place(diff)
+    if not of_loop:
+        differing = _given_above(differing, calls, relations, graphs, agreed)
     lone = _lone(calls, graphs) if differing is None else NO_SLOTS
     inside = None if any(lone) else inside
     lone = NO_SLOTS if all(lone) else lone  # each side takes in parts, or in another form, what the other takes
@@ -214,6 +216,28 @@ def _fed(calls: Both[TracedCall | None], pair: Pair) -> Both[Operand] | None:
     ]
     first, second = (*operands, None, None)[:2]
     return None if first is None or second is None else Both(first, second)
+
+
+def _given_above(
+    inputs: Both[Operand] | None,
+    calls: Both[TracedCall | None],
+    relations: Relations,
+    graphs: Both[Graph],
+    agreed: Both[set[int]],
+) -> Both[Operand] | None:
+    """Return the two inputs of two calls that differ; if layers of the frameworks around, whose code is not traced,
+    have made both (a mask in another form), those of these layers that differ.
+    """
+    known = [(call.layer, call.call) for call in calls if call is not None]
+    while inputs is not None and not any(graph.producers.get(each.tensor) for graph, each in zip(graphs, inputs)):
+        known = [(layer.rpartition(".")[0], number) for layer, number in known]
+        if not all(layer for layer, _ in known):
+            break
+        around = Both(*(graph.layers.get(call) for graph, call in zip(graphs, known)))
+        above = _inputs(around, relations, graphs, agreed)[1]
+        if above is not None and _is_made(above, graphs):
+            return above
+    return inputs
 
 
 def _is_made(inputs: Both[Operand] | None, graphs: Both[Graph]) -> bool:

@@ -602,28 +602,34 @@ def _repeats(sheet: FormulaView) -> Iterator[Edit]:
 
 def other_numbers(sheet: FormulaView, candidate: FormulaView) -> Iterator[Edit]:
     """Yield edits that put a tensor of numbers that the candidate's code makes in the place of the reference's."""
-    others = [candidate.formula.values[k] for k in _made_of_numbers(candidate)]
-    others = [values for values in others if not sheet.equal(values)]
+    others = [k for k in _made_of_numbers(candidate) if not sheet.equal(candidate.formula.values[k])]
     for k in _made_of_numbers(sheet):
         for other in others:
-            if other.shape == sheet.shape(k) and not candidate.equal(sheet.formula.values[k]):
-                yield from _of_numbers(sheet, k, other, 1)
-    end, numbers = sheet.formula.end, candidate.formula.values[candidate.formula.end]
-    if sheet.nodes[end].operation and end in _numbers_alone(sheet) and numbers.size == sheet.formula.values[end].size:
-        yield from _of_numbers(sheet, end, numbers.reshape(sheet.shape(end)), 5)
+            if candidate.shape(other) == sheet.shape(k) and not candidate.equal(sheet.formula.values[k]):
+                yield from _of_numbers(sheet, k, candidate, other, 1)
+    end, other = sheet.formula.end, candidate.formula.end
+    if sheet.nodes[end].operation and end in _numbers_alone(sheet):
+        yield from _of_numbers(sheet, end, candidate, other, 5)
 
 
-def _of_numbers(sheet: FormulaView, k: int, constants: np.ndarray, rank: int) -> Iterator[Edit]:
-    """Yield the edit that puts other numbers in the place of a node's, if they differ."""
-    values = sheet.formula.values[k]
+def _of_numbers(sheet: FormulaView, k: int, candidate: FormulaView, other: int, rank: int) -> Iterator[Edit]:
+    """Yield the edit that puts the candidate's numbers in the place of a node's, if as many are there and differ."""
+    values, constants = sheet.formula.values[k], candidate.formula.values[other]
+    if values.size != constants.size:
+        return
     # Numbers that stand for infinity hide what is added to them, whatever their size.
+    constants = constants.reshape(values.shape)
     differ = ~np.isclose(np.clip(constants, -_HUGE, _HUGE), np.clip(values, -_HUGE, _HUGE), rtol=1e-6)
     if differ.any():
         place = np.flatnonzero(differ)[0]
+        count, size = int(differ.sum()), values.size
         text = (
-            f"{sheet.named(k)} has other numbers: {int(differ.sum())} of {values.size} differ, the first is "
+            f"{sheet.named(k)} has other numbers: {count} of {size} differ, the first is "
             f"{constants.flat[place]:.6g} for the reference's {values.flat[place]:.6g}"
         )
+        if len({sheet.function(k), candidate.function(other)} - {""}) > 1:
+            calls = candidate.where(other), sheet.where(k)
+            text = f"the candidate calls {calls[0]}, where the reference calls {calls[1]}: {count} of {size} numbers differ"
         yield Edit("other_numbers", "other numbers", text, {k: put(constants)}, rank, at=k)
 
 
