@@ -628,8 +628,10 @@ def _of_numbers(sheet: FormulaView, k: int, candidate: FormulaView, other: int, 
             f"{constants.flat[place]:.6g} for the reference's {values.flat[place]:.6g}"
         )
         if len({sheet.function(k), candidate.function(other)} - {""}) > 1:
-            calls = candidate.where(other), sheet.where(k)
-            text = f"the candidate calls {calls[0]}, where the reference calls {calls[1]}: {count} of {size} numbers differ"
+            text = (
+                f"the candidate calls {candidate.where(other)}, where the reference calls {sheet.where(k)}: "
+                f"{count} of {size} numbers differ"
+            )
         yield Edit("other_numbers", "other numbers", text, {k: put(constants)}, rank, at=k)
 
 
