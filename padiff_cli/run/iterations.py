@@ -100,16 +100,16 @@ def called_around(frame: FrameType | None, layers: Sequence[Any]) -> list[Any]:
 
 
 def _used_around(frame: FrameType | None, things: Sequence[Any], using: _Using) -> list[Any]:
-    known = {id(thing): thing for thing in things}
+    watched = {id(thing): thing for thing in things}
     sites: set[int] = set()
     for user in user_frames(frame):
         loops = [node for node in _path(user) or () if isinstance(node, _LOOPS)]
         if loops:
-            sites |= _sites([loops[0]], _Scope(locals_of(user), user.f_globals), known, using)
-    return [thing for key, thing in known.items() if key in sites]
+            sites |= _sites([loops[0]], _Scope(locals_of(user), user.f_globals), watched, using)
+    return [thing for key, thing in watched.items() if key in sites]
 
 
-def _is_last(frames: Sequence[FrameType], known: Mapping[int, Any], missing: set[int]) -> bool:
+def _is_last(frames: Sequence[FrameType], watched: Mapping[int, Any], missing: set[int]) -> bool:
     for caller, frame in zip((None, *frames), frames):
         if missing and caller is not None and caller.f_back is not frame:
             return False  # code of others calls back: a hook in a backward, for each parameter, say
@@ -119,14 +119,14 @@ def _is_last(frames: Sequence[FrameType], known: Mapping[int, Any], missing: set
         scope = _Scope(locals_of(frame), frame.f_globals)
         for place in range(len(path) - 1, 0, -1):
             node, parent = path[place], path[place - 1]
-            if _sites(_after(node, parent), scope, known):
+            if _sites(_after(node, parent), scope, watched):
                 return False
-            if isinstance(parent, _COMPREHENSIONS) or (isinstance(parent, _LOOPS) and _holds(parent, scope, known)):
+            if isinstance(parent, _COMPREHENSIONS) or (isinstance(parent, _LOOPS) and _holds(parent, scope, watched)):
                 if missing:
                     return False
             elif isinstance(parent, _LOOPS) and node not in parent.orelse:
                 outer = [loop for loop in path[: place - 1] if isinstance(loop, _LOOPS)]
-                return not (missing and outer and _is_short(parent, scope) and _sites(outer, scope, known) & missing)
+                return not (missing and outer and _is_short(parent, scope) and _sites(outer, scope, watched) & missing)
     return not missing
 
 
@@ -156,13 +156,13 @@ def _is_short(loop: ast.AST, scope: _Scope) -> bool:
     return len(range(*numbers)) < _MOST
 
 
-def _holds(loop: ast.AST, scope: _Scope, known: Mapping[int, Any]) -> bool:
+def _holds(loop: ast.AST, scope: _Scope, watched: Mapping[int, Any]) -> bool:
     """Return True for a loop over optimizers, over their places in a list, or over objects that hold them."""
     if not isinstance(loop, (ast.For, ast.AsyncFor)):
         return False
-    if _optimizers_in(_iterated(loop.iter, scope), known):
+    if _optimizers_in(_iterated(loop.iter, scope), watched):
         return True
-    return len({frozenset(sites) for sites in _of_items(loop, scope, known)}) > 1
+    return len({frozenset(sites) for sites in _of_items(loop, scope, watched)}) > 1
 
 
 # -- the source ----------------------------------------------------------------------------------------------
@@ -257,9 +257,9 @@ def _iterated(node: ast.AST, scope: _Scope) -> Any:
     return scope.value(node)
 
 
-def _optimizers_in(value: Any, known: Mapping[int, Any], depth: int = 2) -> set[int]:
+def _optimizers_in(value: Any, watched: Mapping[int, Any], depth: int = 2) -> set[int]:
     """Return those of the optimizers that a value is, or holds."""
-    if id(value) in known and known[id(value)] is value:
+    if id(value) in watched and watched[id(value)] is value:
         return {id(value)}
     if not depth:
         return set()
@@ -273,17 +273,17 @@ def _optimizers_in(value: Any, known: Mapping[int, Any], depth: int = 2) -> set[
         return set()
     else:  # a wrapper; a scheduler, say, holds an optimizer, too
         held = list(vars(value).values()) if hasattr(value, "__dict__") else []
-    return {key for item in held for key in _optimizers_in(item, known, depth - 1)}
+    return {key for item in held for key in _optimizers_in(item, watched, depth - 1)}
 
 
-def _stepping(call: ast.Call, scope: _Scope, known: Mapping[int, Any]) -> set[int]:
+def _stepping(call: ast.Call, scope: _Scope, watched: Mapping[int, Any]) -> set[int]:
     """Return the optimizers that a call is ``step()`` of."""
-    return _of_method(call, scope, known, _STEPS)
+    return _of_method(call, scope, watched, _STEPS)
 
 
-def _clearing(call: ast.Call, scope: _Scope, known: Mapping[int, Any]) -> set[int]:
+def _clearing(call: ast.Call, scope: _Scope, watched: Mapping[int, Any]) -> set[int]:
     """Return the optimizers that a call clears the gradients of."""
-    return _of_method(call, scope, known, _CLEARS)
+    return _of_method(call, scope, watched, _CLEARS)
 
 
 def _of_method(call: ast.Call, scope: _Scope, optimizers: Mapping[int, Any], methods: Sequence[str]) -> set[int]:
@@ -299,9 +299,9 @@ def _of_method(call: ast.Call, scope: _Scope, optimizers: Mapping[int, Any], met
     return sites
 
 
-def _calling(call: ast.Call, scope: _Scope, known: Mapping[int, Any]) -> set[int]:
+def _calling(call: ast.Call, scope: _Scope, watched: Mapping[int, Any]) -> set[int]:
     """Return the layer that a call is of."""
-    return {id(scope.value(call.func))} & known.keys()
+    return {id(scope.value(call.func))} & watched.keys()
 
 
 #: ``using(call, scope, known)``: the ids of what a call uses of some optimizers or layers, by id.
@@ -309,7 +309,7 @@ _Using = Callable[[ast.Call, _Scope, Mapping[int, Any]], set[int]]
 
 
 def _sites(
-    nodes: Sequence[ast.AST], scope: _Scope, known: Mapping[int, Any], using: _Using = _stepping, depth: int = 0
+    nodes: Sequence[ast.AST], scope: _Scope, watched: Mapping[int, Any], using: _Using = _stepping, depth: int = 0
 ) -> set[int]:
     """Return the optimizers that some code calls ``step()`` of, by itself or in functions that it calls; or what else
     it uses.
@@ -319,40 +319,40 @@ def _sites(
     for node in everything:
         if isinstance(node, (ast.For, ast.AsyncFor, ast.comprehension)):
             held = _iterated(node.iter, scope)
-            if _optimizers_in(held, known):
+            if _optimizers_in(held, watched):
                 scope.local.update((name.id, held) for name in ast.walk(node.target) if isinstance(name, ast.Name))
     sites: set[int] = set()
     for loop in everything if depth < _DEEPEST else ():
         if isinstance(loop, (ast.For, ast.AsyncFor)):
-            sites |= set().union(*_of_items(loop, scope, known, using, depth))
+            sites |= set().union(*_of_items(loop, scope, watched, using, depth))
     for call in everything:
         if not isinstance(call, ast.Call):
             continue
-        sites |= using(call, scope, known)
+        sites |= using(call, scope, watched)
         if depth < _DEEPEST:
             for body, inner in _called(call, scope):
-                sites |= _sites(body, inner, known, using, depth + 1)
+                sites |= _sites(body, inner, watched, using, depth + 1)
     return sites
 
 
 def _of_items(
-    loop: ast.For | ast.AsyncFor, scope: _Scope, known: Mapping[int, Any], using: _Using = _stepping, depth: int = 0
+    loop: ast.For | ast.AsyncFor, scope: _Scope, watched: Mapping[int, Any], using: _Using = _stepping, depth: int = 0
 ) -> Iterator[set[int]]:
     """Yield what a loop uses with each item: with each agent that has optimizers of its own, or each place in a list of
     agents or optimizers.
     """
     names = [name.id for name in ast.walk(loop.target) if isinstance(name, ast.Name)]
-    for item in _items(loop, names, scope, known)[:_MOST]:
+    for item in _items(loop, names, scope, watched)[:_MOST]:
         inner = _Scope({**scope.local, **dict.fromkeys(names, item)}, scope.outer)
-        yield _sites(loop.body, inner, known, using, depth + 1)
+        yield _sites(loop.body, inner, watched, using, depth + 1)
 
 
-def _items(loop: ast.For | ast.AsyncFor, names: Sequence[str], scope: _Scope, known: Mapping[int, Any]) -> list[Any]:
+def _items(loop: ast.For | ast.AsyncFor, names: Sequence[str], scope: _Scope, watched: Mapping[int, Any]) -> list[Any]:
     """Return the places of a list that a loop takes items of, or the user's objects that it goes over."""
     for node in ast.walk(loop):
         if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Name) and node.slice.id in names:
             held = scope.value(node.value)
-            if isinstance(held, (list, tuple)) and (_optimizers_in(held, known) or any(map(_is_of_users, held))):
+            if isinstance(held, (list, tuple)) and (_optimizers_in(held, watched) or any(map(_is_of_users, held))):
                 return [*range(len(held))]
     iterated = _iterated(loop.iter, scope)
     values = iterated if isinstance(iterated, (list, tuple)) else []
