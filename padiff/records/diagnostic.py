@@ -539,7 +539,7 @@ def _lines_of(first: FirstDiff, models: Models) -> Both[Frame | None]:
         return computed or written(made.zip(models.lines).map(lambda side: side[1].get(key, side[0])))
     if kind == "start_weights" or (start and not any(about) and first.diff is not None and first.diff.pair.complete):
         return _started(first, models)
-    same_call = is_same(*about) and (about.candidate or called.candidate) == called.candidate
+    same_call = (about.candidate or called.candidate) == called.candidate and (not all(about) or is_same(*about))
     if first.inside and _is_leaf(first.reference, models) and same_call:
         # Of a layer of the framework's, the call says nothing that the construction does not.
         about = written(made).zip(about).map(lambda side: side[0] or side[1])

@@ -173,7 +173,7 @@ def encoders(how):
 @pytest.mark.parametrize(("how", "stage", "words"), [
     ("weights", "weight", "different weights"),
     ("activation", "forward", "GELU"),
-    ("inverted", "forward", "mask"),
+    ("inverted", "forward", "only the candidate calls logical_not() there"),
 ])  # fmt: skip
 def test_a_mask_in_another_form_takes_no_blame_for_another_fault(tmp_path, how, stage, words):
     runs = [recorded(tmp_path / f"{fault}", encoders(how), fault) for fault in (False, True)]

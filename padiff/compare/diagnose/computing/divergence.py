@@ -69,6 +69,8 @@ class Number:
 
 # Characters of a number that is shown as a root, too.
 _LONG = 6
+# Added to the rank of edits where slopes alone tell what agrees.
+_BY_SLOPES = 20
 _EPSILONS = (1e-6, 1e-5, 1e-3, 1e-2, 1e-8, 1e-12, 0.1)
 
 
@@ -404,6 +406,31 @@ def divergences(sheet: FormulaView, candidate: FormulaView) -> Iterator[Edit]:
         return
     same, agreeing = _same_nodes(sheet, candidate, sheet.formula.values)
     yield from _other_operands(sheet, candidate, same, agreeing)
+    yield from _by_nodes(sheet, candidate, same, agreeing, _after)
+    # If slopes alone differ, many times one number (the log-ratio of two models that are still equal) are no evidence.
+    even, others_even = (
+        {k for k, outputs in enumerate(_leaves_behind(view)) if outputs and _is_even(view.formula.values[k])}
+        for view in (sheet, candidate)
+    )
+    if _end(sheet) in agreeing and (even or others_even):
+        same = {k: other for k, other in same.items() if k not in others_even and other not in even}
+        for edit in _by_nodes(sheet, candidate, same, agreeing - even, _through):
+            yield replace(edit, rank=edit.rank + _BY_SLOPES)
+
+
+def _by_nodes(
+    sheet: FormulaView,
+    candidate: FormulaView,
+    same: dict[int, int],
+    agreeing: set[int],
+    after: Callable[[FormulaView, Sequence[int]], list[int]],
+) -> Iterator[Edit]:
+    """Yield the edits of `divergences` between nodes that agree and nodes where both formulas can be joined again.
+
+    Args:
+        same, agreeing: the nodes that agree, see `_same_nodes`.
+        after: returns nodes at which what is computed from some nodes can be joined.
+    """
     data = _prepared(sheet, agreeing), _prepared(candidate, {*same})
     if not _are_other_forms(sheet, candidate, data):
         data = set(), set()  # other data, and no other code
@@ -424,11 +451,11 @@ def divergences(sheet: FormulaView, candidate: FormulaView) -> Iterator[Edit]:
     each = len(own) == len(others) <= _PLACES
     apart = [([k], [other]) for k, other in zip(own, others)] if each else together
     for groups in (apart, together) if len(own) > 1 else (apart,):
-        ends = [(_after(sheet, first), _after(candidate, other_first)) for first, other_first in groups]
-        for steps in sorted(product(range(2 * _AFTER), repeat=2), key=sum):
+        ends = [(after(sheet, first), after(candidate, other_first)) for first, other_first in groups]
+        for steps in sorted(product(range(_AFTER), repeat=2), key=sum):
             if any(step >= len(nodes) for pair in ends for step, nodes in zip(steps, pair)):
                 continue
-            cuts = [(after[steps[0]], other_after[steps[1]]) for after, other_after in ends]
+            cuts = [(nodes[steps[0]], other_nodes[steps[1]]) for nodes, other_nodes in ends]
             if any(sheet.formula.values[k].size != candidate.formula.values[other].size for k, other in cuts):
                 continue
             between = [
@@ -569,14 +596,7 @@ def _same_nodes(
         agreeing.update(alike)
         if alike:
             same[k] = alike[0]
-    if _end(sheet) not in agreeing:
-        return same, agreeing
-    # If slopes alone differ, many times one number (the log-ratio of two models that are still equal) are no evidence.
-    even = [
-        {k for k, outputs in enumerate(side) if outputs and _is_even(view.formula.values[k])}
-        for view, side in zip((sheet, candidate), behind)
-    ]
-    return {k: other for k, other in same.items() if k not in even[1] and other not in even[0]}, agreeing - even[0]
+    return same, agreeing
 
 
 def _leaves_behind(sheet: FormulaView) -> list[frozenset[int]]:
@@ -689,18 +709,20 @@ def _other_operands(
 
 
 def _after(sheet: FormulaView, nodes: Sequence[int]) -> list[int]:
-    """Return the first nodes that are computed from all of some nodes; one node alone is its own first. The first ones
-    that everything goes through follow: what comes in between is in parts.
-    """
+    """Return the first nodes that are computed from all of some nodes; one node alone is its own first."""
+    common = set.intersection(*(sheet.formula.below([k]) for k in nodes))
+    return [*islice((n for n in sorted(common) if sheet.nodes[n].operation != "slopes"), _AFTER)]
+
+
+def _through(sheet: FormulaView, nodes: Sequence[int]) -> list[int]:
+    """Return the first nodes that all goes through that is computed from some nodes: in between it is in parts."""
     below, end = {*sheet.formula.above(_end(sheet))} & sheet.formula.below(nodes), 0
-    common = set.intersection(below, *(sheet.formula.below([k]) for k in nodes))
-    through = []
+    common, through = set.intersection(below, *(sheet.formula.below([k]) for k in nodes)), []
     for k in sorted(below):
         if k in common and end <= k:
             through.append(k)
         end = max([end, *(user for user in sheet.users(k) if user in below)])
-    first = [*islice(sorted(common), _AFTER)]
-    return [*first, *islice((k for k in through if k not in first), _AFTER)]
+    return through[:_AFTER]
 
 
 def _between(sheet: FormulaView, first: Sequence[int], last: int) -> list[int]:

@@ -876,10 +876,8 @@ def _used_inside(graph: Graph, paired: frozenset[int], turn: int) -> set[int]:
     ends = _all_noted(graph, "backward")
     end = ends[turn] if turn < len(ends) else None
     calls = graph.trace.calls if end is None or len(ends) == 1 else [*graph.back(end, partial(_is_cut, graph))]
-    numbers_of_loss = _numbers_of_loss(graph, turn)
-    losses = {
-        c.layer for c in graph.trace.calls if not c.function and any(o.tensor in numbers_of_loss for o in c.outputs)
-    }
+    forms = _forms_of_loss(graph, turn)
+    losses = {c.layer for c in graph.trace.calls if not c.function and any(o.tensor in forms for o in c.outputs)}
     homes = {LOOP, *losses, *_computed_outputs(graph, paired)}
     used = {o.tensor for c in calls if c.layer not in homes for o in c.inputs}
     for call in reversed(graph.trace.calls):
@@ -944,22 +942,20 @@ def _recorded(outputs: Sequence[_Output], losses: Both[tuple[int, float]] | None
 
 
 def _is_loss(pair: Pair, graphs: Both[Graph]) -> bool:
-    """Return True if an output of the models is what both backwards begin at, or a number that it is computed from."""
+    """Return True if an output of the models is what both backwards begin at, or begin at a multiple of."""
     sides = [(graph, record) for graph, record in zip(graphs, pair.sides) if record is not None]
-    return len(sides) == 2 and all(graph.tensor_of(record) in _numbers_of_loss(graph) for graph, record in sides)
+    return len(sides) == 2 and all(graph.tensor_of(record) in _forms_of_loss(graph) for graph, record in sides)
 
 
-def _numbers_of_loss(graph: Graph, turn: int = 0) -> set[int]:
-    """Return the tensor that a backward begins at, and those of one number that it is computed from."""
-    tensors, waiting = set[int](), _all_noted(graph, "backward")[turn : turn + 1]
-    while waiting:
-        tensor = waiting.pop()
+def _forms_of_loss(graph: Graph, turn: int = 0) -> set[int]:
+    """Return the tensor that a backward begins at, and those of one number that it is computed from alone."""
+    ends = _all_noted(graph, "backward")[turn : turn + 1]
+    for tensor in ends:
         call = graph.producers.get(tensor)
-        inputs = [] if call is None or not call.function else [operand.tensor for operand in call.inputs]
-        numbers = [each for each in inputs if math.prod(graph.trace.tensors[each].shape) == 1]
-        waiting += [each for each in numbers if each not in tensors]
-        tensors.add(tensor)
-    return tensors
+        inputs = () if call is None or not call.function else call.inputs
+        if len(inputs) == 1 and math.prod(graph.trace.tensors[inputs[0].tensor].shape) == 1:
+            ends.append(inputs[0].tensor)
+    return {*ends}
 
 
 def _noted(graph: Graph, name: str) -> int | None:
@@ -994,7 +990,7 @@ def sheet_of(
         outputs = {o.tensor for c in graph.trace.calls if not c.function for o in c.outputs}
         if paired is not None:
             outputs = outputs.difference(*_computed_outputs(graph, paired).values())
-        formula = writer.write(end, (), outputs - _numbers_of_loss(graph, turn))
+        formula = writer.write(end, (), outputs - _forms_of_loss(graph, turn))
     except (UnknownError, ValueError, IndexError, PadiffError):
         return None
     if formula.values[formula.end].size != 1 or sum(value.size for value in formula.values) > 10 * _MOST:
