@@ -376,9 +376,7 @@ def _called_lines(first: FirstDiff, models: Models) -> Both[Frame | None]:
         code = "" if about.reference is None else about.reference.code
         shown = replace(shown, candidate=max(ends.candidate, key=lambda each: _likeness(each.code, code)))
     if first.stage == "forward" and first.cause is not None and first.cause.kind == "loss_term_missing":
-        kinds = {layer.type for layer in models.layers.candidate if layer.path == first.candidate}
-        given = [models.lines.candidate.get(f"@return:{kind}") for kind in kinds]
-        shown = replace(shown, candidate=next(iter(given), None) or shown.candidate)  # the model gives its loss
+        shown = replace(shown, candidate=_returned(first, models) or shown.candidate)  # the model gives its loss
     if not is_same(*shown):
         return shown
     changed = _changed_argument(models, shown)
@@ -539,8 +537,8 @@ def _lines_of(first: FirstDiff, models: Models) -> Both[Frame | None]:
         return computed or written(made.zip(models.lines).map(lambda side: side[1].get(key, side[0])))
     if kind == "start_weights" or (start and not any(about) and first.diff is not None and first.diff.pair.complete):
         return _started(first, models)
-    same_call = (about.candidate or called.candidate) == called.candidate and (not all(about) or is_same(*about))
-    if first.inside and _is_leaf(first.reference, models) and same_call:
+    same_call = (about.candidate or called.candidate) == called.candidate
+    if first.inside and same_call and _is_leaf(first.reference, models) and _returned(first, models) is None:
         # Of a layer of the framework's, the call says nothing that the construction does not.
         about = written(made).zip(about).map(lambda side: side[0] or side[1])
     above = [str(path).rpartition(".")[0] for path in (first.reference, first.candidate)]
@@ -726,6 +724,12 @@ def _plain_code(code: str) -> str:
 def is_same(reference: Frame | None, candidate: Frame | None) -> bool:
     """Return True if two lines have one text."""
     return None not in (reference, candidate) and reference.code == candidate.code  # type: ignore[union-attr]
+
+
+def _returned(first: FirstDiff, models: Models) -> Frame | None:
+    """Return the line of what the candidate's layer returns; `None` for a layer of the framework's."""
+    kinds = {layer.type for layer in models.layers.candidate if layer.path == first.candidate}
+    return next((models.lines.candidate.get(f"@return:{kind}") for kind in kinds), None)
 
 
 def _is_leaf(path: str | None, models: Models) -> bool:

@@ -285,7 +285,7 @@ def _inputs(
         passed = reference_input.tensor in agreed.reference and candidate_input.tensor in agreed.candidate
         if relation is Relation.DIFFER and not passed:
             return False, Both(reference_input, candidate_input)
-        related.append(Relation.AGREE if passed else relation)
+        related.append(Relation.AGREE if relation is Relation.DIFFER else relation)
     return (True if related and related[0] is Relation.AGREE else None), None
 
 
