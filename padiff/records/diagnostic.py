@@ -370,7 +370,7 @@ def _called_lines(first: FirstDiff, models: Models) -> Both[Frame | None]:
     """Return the lines of `code_lines` for a layer that no table chooses."""
     shown = _lines_of(first, models)
     about = UNKNOWN_LINES if first.cause is None else first.cause.lines
-    ends = models.lines.map(lambda lines: [each for key, each in lines.items() if key.startswith("@return:")])
+    ends = models.lines.map(lambda lines: _of_role(lines, "@return:"))
     if about.candidate is None and ends.candidate and any(is_same(each, about.reference) for each in ends.reference):
         # The candidate makes no such call where a layer of its own gives its outputs.
         code = "" if about.reference is None else about.reference.code
@@ -418,9 +418,7 @@ def _choices(first: FirstDiff, models: Models) -> Both[Frame | None] | None:
     """
     paths = Both(first.reference, first.candidate)
     kinds = models.layers.zip(paths).map(lambda side: {each.kind for each in side[0] if each.path == side[1]})
-    sites = models.lines.zip(paths).map(
-        lambda side: [frame for key, frame in side[0].items() if key.startswith(f"@choice:{side[1]}#")]
-    )
+    sites = models.lines.zip(paths).map(lambda side: _of_role(side[0], f"@choice:{side[1]}#"))
     is_setting = first.cause is not None and first.cause.kind.startswith(_OF_LAYER)
     if is_setting or kinds.reference == kinds.candidate or len(sites.candidate) != 1 or not sites.reference:
         return None
@@ -429,15 +427,15 @@ def _choices(first: FirstDiff, models: Models) -> Both[Frame | None] | None:
     return None if nearest.function == candidate.function else Both(nearest, candidate)
 
 
-def _initializing(lines: Mapping[str, Frame]) -> list[Frame]:
-    """Return the lines that make or write weights."""
-    return [frame for key, frame in lines.items() if key.startswith("@init:")]
+def _of_role(lines: Mapping[str, Frame], start: str) -> list[Frame]:
+    """Return the lines whose keys have a start, such as ``@init:`` for those that make or write weights."""
+    return [frame for key, frame in lines.items() if key.startswith(start)]
 
 
 def _assigned(first: FirstDiff, models: Models) -> Both[Frame | None]:
     """Return the only line of each side that assigns the parameter of a fault to an attribute; `None` if not known."""
     making = re.compile(rf"self\.{re.escape(first.slot)}\s*[:=]")
-    weights = models.lines.map(lambda lines: [each for each in _initializing(lines) if making.match(each.code)])
+    weights = models.lines.map(lambda lines: [each for each in _of_role(lines, "@init:") if making.match(each.code)])
     return weights.map(lambda frames: frames[0] if len(frames) == 1 else None)
 
 
@@ -445,7 +443,7 @@ def _started(first: FirstDiff, models: Models) -> Both[Frame | None]:
     """Return the lines that make the weight, or that initialize weights, if one of them differs; else the first lines
     of what makes the model.
     """
-    inits = models.lines.map(_initializing)
+    inits = models.lines.map(lambda lines: _of_role(lines, "@init:"))
     weights = _assigned(first, models)
     if all(weights):
         return weights
@@ -485,9 +483,7 @@ def _lines_of(first: FirstDiff, models: Models) -> Both[Frame | None]:
     kind = "" if first.cause is None else first.cause.kind
     role = _role(first, kind)
     if kind.startswith("learning_rate") and first.cause is not None:
-        numbers = models.lines.map(
-            lambda lines: [_numbers(frame) for key, frame in lines.items() if key.startswith("@schedule:")]
-        )
+        numbers = models.lines.map(lambda lines: [_numbers(frame) for frame in _of_role(lines, "@schedule:")])
         is_shifted = _SHIFT in first.cause.sentence and numbers.reference == numbers.candidate
         if is_shifted or _PACE.search(first.cause.sentence):
             role = ("@scheduled", *role)  # the schedule is right, and goes on at other steps
@@ -630,7 +626,7 @@ def _changed_line(models: Models, role: str) -> Both[Frame | None] | None:
         models: both runs' lines.
         role: start of the lines' keys.
     """
-    sides = models.lines.map(lambda lines: [frame for key, frame in lines.items() if key.startswith(role)])
+    sides = models.lines.map(lambda lines: _of_role(lines, role))
     by_numbers = _is_ported(models) and role != "@zero_grad"
     if by_numbers:
         sides = sides.map(lambda frames: [frame for frame in frames if _numbers(frame)])
@@ -655,7 +651,7 @@ def _changed_line(models: Models, role: str) -> Both[Frame | None] | None:
 
 def _data_lines(first: FirstDiff, models: Models) -> Both[Frame | None] | None:
     """Return the lines that do with the data what a cause says; `None` unless the candidate has one such line."""
-    sides = models.lines.map(lambda lines: [frame for key, frame in lines.items() if key.startswith("@data:")])
+    sides = models.lines.map(lambda lines: _of_role(lines, "@data:"))
     codes = {frame.code for frame in sides.reference}
     sentence = "" if first.cause is None else first.cause.sentence
     for code in (code for words, code in _OF_DATA if words.search(sentence)):
@@ -1161,7 +1157,7 @@ def _with_scaled_number(line: CodeLine, cause: Cause, models: Models | None) -> 
     if models is None or not cause.proven or not cause.kind.endswith("_scaled") or cause.values is None:
         return ""
     ((factor, _),) = cause.values.candidate if len(cause.values.candidate) == 1 else ((1.0, 0.0),)
-    sides = models.lines.map(lambda lines: [frame for key, frame in lines.items() if key.startswith("@data:")])
+    sides = models.lines.map(lambda lines: _of_role(lines, "@data:"))
     numbers = sides.map(lambda frames: {float(number) for frame in frames for number in _numbers(frame)})
     places = {
         (*place.span(), text)

@@ -408,11 +408,13 @@ def divergences(sheet: FormulaView, candidate: FormulaView) -> Iterator[Edit]:
     yield from _other_operands(sheet, candidate, same, agreeing)
     yield from _by_nodes(sheet, candidate, same, agreeing, _after)
     # If slopes alone differ, many times one number (the log-ratio of two models that are still equal) are no evidence.
+    if _end(sheet) not in agreeing:
+        return
     even, others_even = (
         {k for k, outputs in enumerate(_leaves_behind(view)) if outputs and _is_even(view.formula.values[k])}
         for view in (sheet, candidate)
     )
-    if _end(sheet) in agreeing and (even or others_even):
+    if even or others_even:
         same = {k: other for k, other in same.items() if k not in others_even and other not in even}
         for edit in _by_nodes(sheet, candidate, same, agreeing - even, _through):
             yield replace(edit, rank=edit.rank + _BY_SLOPES)
