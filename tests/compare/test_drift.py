@@ -311,3 +311,17 @@ def test_an_activation_that_lets_little_through_is_judged_by_what_went_in():
     # A thousandth of its own norm: fifty times what an output may be off by.
     assert dead(1e-5)
     assert not dead(2e-5)
+
+
+@pytest.mark.parametrize(("ratio", "passed"), [(8e-6, True), (0.0, False)])
+def test_weights_that_began_at_zero_have_the_ratio_of_their_updates(ratio, passed):
+    """A framework rounds Adam's bias correction in float32: every update is larger by the same share."""
+    biases = {(f"fc{k}", "bias"): RNG.normal(size=64) for k in range(4)}
+    before = Drift(
+        step=2,
+        ratio=ratio,
+        began=dict.fromkeys(biases, 0.0),
+        weights={key: 1e-5 * float(np.linalg.norm(bias)) for key, bias in biases.items()},
+    )
+    pairs = [two("weight", "bias", bias, bias * (1 + 6e-6), step=3, layer=layer) for (layer, _), bias in biases.items()]
+    assert [diff.passed for diff in judged(*pairs, before=before)] == [passed] * 4

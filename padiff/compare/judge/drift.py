@@ -522,6 +522,7 @@ def _growth_floor(diffs: StepDiffs, weights: ScaleErrors, start: Start) -> float
         return explained
     keys = diffs.sites.keys
     sizes = zip(weights.places.tolist(), diffs.rows["reference_l2"][weights.places].tolist())
-    grown = [(size, before.began.get(keys[place], 0.0)) for place, size in sizes]
-    logs = [abs(math.log(size / began)) for size, began in grown if began > 0]
-    return explained + limits.OF_GROWTH * before.ratio * (statistics.median(logs) if logs else 0.0)
+    grown = [(size, before.began[keys[place]]) for place, size in sizes if keys[place] in before.began]
+    # A weight that began at zero is the sum of its updates, and has their ratio.
+    shares = [abs(math.log(size / began)) if began > 0 else 1.0 for size, began in grown]
+    return explained + limits.OF_GROWTH * before.ratio * (statistics.median(shares) if shares else 0.0)
