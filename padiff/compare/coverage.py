@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fnmatch
+import math
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -49,6 +50,8 @@ from padiff.records.step_diffs import FIGURE_NUMBERS, MOMENTS, RULE_NUMBERS, TEN
 from padiff.system.frames import Frame
 from padiff.system.terminal import nearest
 
+# Relative difference of the ratios of gradients that one factor of clipping divides. torch adds 1e-6 to the norm.
+_CLIPPED_ALIKE = 1e-3
 _REL_L2, _AROUND_ZERO = FIGURE_NUMBERS[Figure.REL_L2], FIGURE_NUMBERS[Figure.AROUND_ZERO]
 
 
@@ -439,7 +442,32 @@ def first_failed(diffs: Sequence[Diff]) -> Diff | None:
         if not _passed(rank_diffs)
     ]
     # Processes wait for each other in the backward: a diff before the backward in any process comes first.
-    return min(firsts, key=lambda one: (_stage_number(one[1]), one[0]))[1] if len(firsts) > 1 else first
+    first, step = min(firsts, key=lambda one: (_stage_number(one[1]), one[0]))[1:] if len(firsts) > 1 else firsts[0][1:]
+    return _before_clipping(first, step)
+
+
+def _before_clipping(first: Diff, step: Sequence[Diff]) -> Diff:
+    """Return the first gradient that differs by more than the factor by which clipping divides all gradients.
+
+    One gradient that differs changes the norm that both sides clip by, and with it all others alike.
+    """
+    if first.pair.stage != "grad" or first.figures is None:
+        return first
+    norms = [
+        d.figures for d in step if d.pair.stage == "grad" and d.pair.anchor.layer == LOOP and d.figures is not None
+    ]
+    factors = [norm.reference_l2 / norm.candidate_l2 for norm in norms if norm.candidate_l2]
+
+    def is_clipped(diff: Diff) -> bool:
+        figures = diff.figures
+        if figures is None or not figures.reference_l2 or diff.pair.anchor.layer == LOOP:
+            return figures is not None
+        ratio = figures.candidate_l2 / figures.reference_l2
+        pure = math.isclose(figures.l2, abs(figures.candidate_l2 - figures.reference_l2), rel_tol=_CLIPPED_ALIKE)
+        return pure and any(math.isclose(ratio - 1, factor - 1, rel_tol=_CLIPPED_ALIKE) for factor in factors)
+
+    failed = [diff for diff in step if diff.pair.stage == "grad" and not diff.passed]
+    return next((diff for diff in failed if not is_clipped(diff)), first) if is_clipped(first) else first
 
 
 def _stage_number(diff: Diff) -> int:

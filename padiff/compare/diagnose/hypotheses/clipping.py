@@ -13,11 +13,9 @@ from padiff.compare.diagnose.hypotheses import parameter_history
 from padiff.compare.diagnose.hypotheses.diff_context import DiffContext, whole_of
 from padiff.compare.diagnose.hypotheses.gradients import Gradients, bias_sums, gradients_of, made_of, noise_level
 from padiff.compare.diagnose.hypotheses.hypothesis import Hypothesis, Prediction
-from padiff.compare.diagnose.hypotheses.missing_gradient import is_frozen
 from padiff.compare.diagnose.hypotheses.transforms import ratio_of, scaled
 from padiff.errors import PadiffError
 from padiff.records import LOOP, SIDES, Both, Figures, Pair, Record, Step, is_of_loss, settings_at
-from padiff.system.terminal import first_few
 
 #: Largest relative difference of a norm from a number of two digits, for the norm to count as a clipping limit: by
 #: chance one in 500 is.
@@ -192,7 +190,6 @@ def hypotheses(scene: DiffContext) -> Iterator[Hypothesis]:
     """Yield hypotheses on clipping for a first diff in the gradients that an optimizer received."""
     gradients = gradients_of(scene)
     if gradients.tensors:
-        yield from _of_fewer(scene, gradients)
         yield from _of_each_backward(scene)
         while_scaled = list(_while_scaled(scene, gradients))
         yield from while_scaled or _by_norm(scene, gradients)
@@ -206,36 +203,6 @@ def while_scaled(scene: DiffContext) -> Iterator[Hypothesis]:
     yield from _while_scaled(scene, gradients_of(scene))
 
 
-def _of_fewer(scene: DiffContext, gradients: Gradients) -> Iterator[Hypothesis]:
-    """Yield hypotheses that both sides clip by total norm, and one side lacks gradients of some parameters."""
-    norms = gradients.all_norms
-    for side, other_side in (("candidate", "reference"), ("reference", "candidate")):
-        lone = [
-            d
-            for d in scene.step
-            if d.pair.stage == "grad" and getattr(d.pair, side) is None and d.figures is not None and not d.passed
-        ]
-        missing = sum(max(d.figures.reference_l2, d.figures.candidate_l2) ** 2 for d in lone if d.figures is not None)
-        total = getattr(norms, other_side) ** 2
-        if not 0 < missing < total:
-            continue
-        # The remaining gradients are clipped to the same norm, so they are larger.
-        ratio = math.sqrt(total / (total - missing)) ** (1 if side == "candidate" else -1)
-        names = [f"{d.pair.anchor.layer}/{d.pair.anchor.slot}" for d in lone]
-        frozen = all(is_frozen(scene, d.pair, side) for d in lone)
-        why = "frozen there" if frozen else "detached, unused, or not in the optimizer"
-        yield Hypothesis(
-            "frozen" if frozen else "no_gradient",
-            "gradients that are missing in the norm",
-            f"{first_few(names, 3)} ha{'ve' if len(names) > 1 else 's'} no gradient on the {side} ({why}), so "
-            f"that the others are clipped to {ratio:.5g} times the reference's",
-            partial(scaled, gradients.tensors, ratio),
-            "gradients",
-            tried=2,
-            telling=frozen,
-        )
-
-
 def _of_each_backward(scene: DiffContext) -> Iterator[Hypothesis]:
     """Yield the hypothesis that one side clips with each of several backwards, and so what the ones before left, too.
 
@@ -244,7 +211,7 @@ def _of_each_backward(scene: DiffContext) -> Iterator[Hypothesis]:
     steps = scene.sides(scene.number)
     if steps is None:
         return
-    norms = steps.map(_clipped_norms)
+    norms = steps.map(clipped_norms)
     for side, other in (SIDES.swapped(), SIDES):
         step, own = getattr(steps, side), getattr(norms, side)
         limit = settings_at(getattr(scene.runs, side).info.settings, step.settings).get("clip.limit")
@@ -285,7 +252,7 @@ def _of_each_backward(scene: DiffContext) -> Iterator[Hypothesis]:
         yield Hypothesis("clip_each_backward", name, text, predict, "gradients of biases", tried=2, code=True)
 
 
-def _clipped_norms(step: Step) -> list[float]:
+def clipped_norms(step: Step) -> list[float]:
     """Return the norms that a step's calls of clipping gave, in order."""
     records = (r for r in step.records if r.layer == LOOP and r.stage == "grad" and r.slot.startswith("clip_grad_norm"))
     return [float(np.asarray(record.value).reshape(())) for record in records]
@@ -347,7 +314,7 @@ def _clips_later(scene: DiffContext, norm: float) -> str:
     steps = scene.sides(scene.number)
     if clip is None or step is None or steps is None:
         return ""
-    norms = _clipped_norms(steps.candidate)
+    norms = clipped_norms(steps.candidate)
     if norms and not any(norms):
         return f": it clips in line {clip.line}, before its backward, when gradients are still zero"
     if norms and all(abs(each - norm) > SAME * norm for each in norms):
@@ -369,7 +336,7 @@ def _while_scaled(scene: DiffContext, gradients: Gradients) -> Iterator[Hypothes
     for side, other_side, below in ((*SIDES.swapped(), ratio), (*SIDES, 1 / ratio)):
         scale, norm = getattr(sides, side).loss_scale, getattr(norms, side)
         scale = scale if scale != 1 else _written_scale(scene, side)
-        if scale <= 1 or below >= 1 or not 0 < norm < math.inf:
+        if scale <= 1 + SAME or below >= 1 or not 0 < norm < math.inf:
             continue
         limit = norm * scale
         rounded = float(f"{limit:.2g}")
