@@ -50,6 +50,7 @@ _OF_STEP = {
     "loss_scale": ("@backward",),
     "step_skipped": ("@step",),
     "gradients_cleared": ("@zero_grad",),
+    "backward_missing": ("@backward", "@total", "@step"),
     "step_repeated": ("@step",),
     "no_gradient": ("@backward",),
     "average_order": ("@average",),

@@ -1077,11 +1077,16 @@ def _writes(call: ast.Call) -> bool:
 
 
 def _are_cleared(passes: Sequence[_Found], clearing: _Found, step: _Found) -> bool:
-    """Return True if no backward stands between the call that clears gradients and the step, and one before both."""
+    """Return True if a loop clears the gradients after its backward and before its step, or its step of next time."""
     scopes = [(each.source.file, each.source.scopes.get(each.node)) for each in (clearing, step, *passes)]
     backwards = [_end(each.node) for each, scope in zip(passes, scopes[2:]) if scope == scopes[1]]
-    last = max((end for end in backwards if end < _end(step.node)), default=None)
-    return scopes[0] == scopes[1] and last is not None and last < _end(clearing.node) < _end(step.node)
+    if scopes[0] != scopes[1] or not backwards:
+        return False
+    cleared, stepped = _end(clearing.node), _end(step.node)
+    last = max((end for end in backwards if end < stepped), default=None)
+    if last is None:  # the step takes the gradients of the iteration before
+        return cleared < stepped or cleared > max(backwards)
+    return last < cleared < stepped
 
 
 def _end(node: ast.expr) -> tuple[int, int]:

@@ -272,12 +272,25 @@ def test_a_value_is_found_where_it_is_defined(argument, code, tmp_path):
     assert values_of(training_lines(tmp_path), argument) == [code]
 
 
-def test_a_clearing_between_backward_and_step_is_known(tmp_path):
-    found = training_lines(tmp_path)
-    assert "@zeroed" not in found
-    late = TRAINING.replace("        optimizer.zero_grad()\n", "")
-    late = late.replace("        optimizer.step()\n", "        optimizer.zero_grad()\n        optimizer.step()\n")
-    assert training_lines(tmp_path, late)["@zeroed"] == "optimizer.zero_grad()"
+@pytest.mark.parametrize(
+    ("order", "is_cleared"),
+    [
+        ("backward zero_grad step", True),
+        ("step backward zero_grad", True),
+        ("zero_grad step backward", True),
+        ("step zero_grad backward", False),
+        ("zero_grad backward step", False),
+        ("backward step zero_grad", False),
+    ],
+)
+def test_a_clearing_between_backward_and_step_is_known(order, is_cleared, tmp_path):
+    calls = {"backward": "loss.backward()", "step": "optimizer.step()", "zero_grad": "optimizer.zero_grad()"}
+    lines = [f"        {call}\n" for call in calls.values()]
+    source = TRAINING
+    for line in lines[1:]:
+        source = source.replace(line, "")
+    source = source.replace(lines[0], "".join(f"        {calls[each]}\n" for each in order.split()))
+    assert training_lines(tmp_path, source).get("@zeroed") == (calls["zero_grad"] if is_cleared else None)
 
 
 def test_a_clearing_of_one_of_several_optimizers_is_known(tmp_path):

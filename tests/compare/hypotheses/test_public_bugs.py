@@ -79,6 +79,31 @@ def adversarial(cut):
     return loss
 
 
+def masked(kept):
+    def loss(net, other, x, y):
+        out = net(x)
+        each = (out - x[:, :4]).abs().sum(1)
+        mask = torch.from_numpy((np.arange(12) < kept).astype("float32"))
+        return out.square().mean() + 0.5 * (each * mask).mean()
+
+    return loss
+
+
+def weighted(reduced):
+    def loss(net, other, x, y):
+        out = net(x)
+        return out.square().mean() + 0.1 * reduced(out * torch.linspace(1.0, 2.0, 4)).mean()
+
+    return loss
+
+
+def positions(first):
+    def loss(net, other, x, y):
+        return net(x * torch.linspace(first, 2.0, 6)[None]).square().mean()
+
+    return loss
+
+
 @pytest.mark.parametrize(
     ("losses", "second", "kind", "words"),
     [
@@ -91,6 +116,20 @@ def adversarial(cut):
         ),
         ((divergence(True), divergence(False)), False, "log_softmax_missing", "the divergence is of probabilities"),
         ((distilled(False), distilled(True)), True, "loss_input", "as the reference does: it is given other tensors"),
+        ((masked(0), masked(12)), False, "loss_input", "as the candidate does: it is given other tensors"),
+        (
+            (weighted(lambda each: each.sum(1)), weighted(lambda each: each.mean(1))),
+            False,
+            "reduction",
+            "the mean for the reference's sum (sum() in the loop)",
+        ),
+        (
+            (weighted(lambda each: each.sum(1)), weighted(lambda each: each.sum())),
+            False,
+            "reduction",
+            "sum() in the loop takes 48 numbers together for the reference's 4",
+        ),
+        ((positions(1.0), positions(0.5)), False, "other_numbers", "what linspace() in the loop gives has other"),
     ],
 )
 def test_a_fault_in_a_loss_is_proven(losses, second, kind, words):
@@ -98,6 +137,74 @@ def test_a_fault_in_a_loss_is_proven(losses, second, kind, words):
     cause = padiff.compare_runs(reference, candidate).first_diff.cause
     assert (cause.kind, cause.proven) == (kind, True), cause.text
     assert words in cause.sentence
+
+
+def clipped(around):
+    def loss(net, other, x, y):
+        value, old = net(x)[:, 0], other(x)[:, 0].detach()
+        near = old + ((value - old) if around else value).clamp(-0.9, 0.9)
+        return torch.maximum((value - y[:, 0]) ** 2, (near - y[:, 0]) ** 2).mean()
+
+    return loss
+
+
+def surrogate(axis):
+    def loss(net, other, x, y):
+        new, old = net(x).log_softmax(1), other(x).log_softmax(1)[:, 0].detach()
+        chosen = new * torch.tensor([1.0, 0.0, 0.0, 0.0])
+        ratio = ((chosen.sum() if axis is None else chosen.sum(axis)) - old).exp()
+        return torch.maximum(-x[:, 0] * ratio, -x[:, 0] * ratio.clamp(0.8, 1.2)).mean() + 0.1 * new.exp().mean()
+
+    return loss
+
+
+@pytest.mark.parametrize("losses", [(clipped(True), clipped(False)), (surrogate(1), surrogate(None))])
+def test_what_a_choice_hides_is_not_called_proven(losses):
+    """Both sides choose, and any number beyond a limit gives what the candidate's code gives."""
+    cause = padiff.compare_runs(*(trained(loss, second=True) for loss in losses)).first_diff.cause
+    assert cause is None or not cause.proven, cause.text
+
+
+def test_a_step_without_a_backward_is_named():
+    def run(is_whole):
+        torch.manual_seed(0)
+        net = torch.nn.Linear(6, 4)
+        optimizer = torch.optim.SGD(net.parameters(), 0.1)
+        with padiff.record(net, optimizer=optimizer) as rec:
+            for _ in range(2):
+                value = net(torch.ones(3, 6)).square().mean()
+                if is_whole:
+                    value.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                rec.try_dump()
+        return rec.run
+
+    cause = padiff.compare_runs(run(True), run(False)).first_diff.cause
+    assert cause.proven and "the candidate's loop runs no backward" in cause.sentence, cause.text
+
+
+@pytest.mark.parametrize(("limited", "side"), [((True, False), "reference"), ((False, True), "candidate")])
+def test_a_limit_that_has_an_effect_after_the_steps_whose_code_is_known_is_named(limited, side):
+    def run(is_limited):
+        torch.manual_seed(0)
+        net = torch.nn.Linear(6, 4)
+        optimizer = torch.optim.SGD(net.parameters(), 0.01)
+        with padiff.record(net, optimizer=optimizer) as rec:
+            for step in range(5):
+                x = torch.tensor(np.random.default_rng(step).normal(size=(8, 6)).astype("float32"))
+                out = net(x * (9.0 if step == 4 else 1.0))
+                value = (out.clamp(-3.0, 3.0) if is_limited else out).square().mean()
+                value.backward()
+                rec.log_loss(value.detach())
+                optimizer.step()
+                optimizer.zero_grad()
+                rec.try_dump()
+        return rec.run
+
+    first = padiff.compare_runs(*map(run, limited)).first_diff
+    assert first.step == 4 and not first.cause.proven, first.message
+    assert f"only the {side} limits what `(root)` gives" in first.cause.sentence, first.message
 
 
 def test_a_detach_before_another_model_is_named_where_its_twin_has_one_elsewhere():

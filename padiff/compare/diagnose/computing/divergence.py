@@ -283,6 +283,9 @@ def solved(sheet: FormulaView, number: Number, target: Target, noise: float) -> 
     value = _as_written(sheet, number, target, *best, noise)
     if math.isclose(value, number.value, rel_tol=1e-4, abs_tol=1e-12):
         return None
+    beyond = None if number.logarithm else sheet.formula.changed(number.make(2 * value - number.value))
+    if beyond is not None and target.off(beyond) <= 3 * noise:
+        return None  # any number beyond gives the same, as where a clip lets nothing through
     is_root = number.kind == "attention_scale"
     written = _number_text(number.value, is_root)
     term, adds, _ = number.text.partition(" is multiplied, before ")

@@ -70,11 +70,13 @@ class Terms:
         sheet: the formula of the loss.
         groups: the terms; several together have one column.
         columns: for each group, the share of the loss and of its slopes.
+        has_zeros: True if a further term is zero, such as one whose mask lets nothing through.
     """
 
     sheet: FormulaView
     groups: tuple[tuple[Term, ...], ...]
     columns: np.ndarray
+    has_zeros: bool = False
 
     def inside(self, places: Sequence[int]) -> list[Term]:
         """Return the terms of some groups."""
@@ -176,7 +178,8 @@ def merged(sheet: FormulaView, terms: Sequence[Term], columns: np.ndarray) -> Te
     singular = np.linalg.svd(matrix / np.linalg.norm(matrix, axis=0), compute_uv=False)
     if len(groups) > len(matrix) // 2 or singular[-1] < _DISTINCT:
         return None
-    return Terms(sheet, tuple(map(tuple, groups)), matrix)
+    has_zeros = any(not sheet.formula.values[term.node].any() for term in terms)
+    return Terms(sheet, tuple(map(tuple, groups)), matrix, has_zeros)
 
 
 def multiple_of(column: np.ndarray, other: np.ndarray) -> float | None:
@@ -246,8 +249,8 @@ def described(
             values = [own.sheet.formula.values[term.node] for k in places for term in own.groups[k]]
             if sheet is not None and any(_counts(sheet, value) for value in values):
                 return None  # the other side adds the term: its weight is too small to be told from 0
-            if sheet is not None and _calls_as_many(own, sheet, places):
-                # The same with itself, or of a tensor without gradients.
+            if sheet is not None and ((other is not None and other.has_zeros) or _calls_as_many(own, sheet, places)):
+                # The same with itself, of a tensor without gradients, or with a mask that lets nothing through.
                 names = names_of(own, places)
                 texts.append(f"{lacking} does not add {names} to its loss as {owner} does: it is given other tensors")
                 kinds.append("loss_input")
@@ -276,7 +279,40 @@ def described(
     other_line = None if sheet is None else sheet.line(sheet.last)
     if other is not None and partner is not None:
         other_line = _line(other, partner, kinds[0], other_weight) or other_line
+        inner = _inner_reduction(own, places, other, partner) if kinds == ["reduction"] else None
+        if inner is not None:
+            views = Both((own.sheet, inner[0]), (other.sheet, inner[1])).swapped(surplus)
+            lines = views.map(lambda side: side[0].line(side[1]))
+            return kinds[0], _inner_text(*views), lines, None
     return kinds[0], "; ".join(texts), Both(line, other_line).swapped(surplus), reductions
+
+
+def _inner_reduction(own: Terms, places: Sequence[int], other: Terms, partner: Sequence[int]) -> tuple[int, int] | None:
+    """Return the first of several sums and means in a row that reduces other numbers; `None` if that is the last one."""
+    chains = [
+        [node for node in terms.inside(at)[0].path[::-1] if terms.sheet.nodes[node].operation == "reduced"]
+        for terms, at in ((own, places), (other, partner))
+    ]
+    if len(chains[0]) != len(chains[1]):
+        return None
+    apart = (pair for pair in zip(*chains) if _reduced(own.sheet, pair[0]) != _reduced(other.sheet, pair[1]))
+    first = next(apart, None)
+    return None if first is None or first[0] == chains[0][-1] else first
+
+
+def _reduced(sheet: FormulaView, node: int) -> tuple[str, int]:
+    """Return the name of a reduction, and how many numbers it takes together."""
+    (operand,) = sheet.nodes[node].given
+    size = sheet.formula.values[operand].size // max(1, sheet.formula.values[node].size)
+    return sheet.nodes[node].how["by"], size
+
+
+def _inner_text(reference: tuple[FormulaView, int], candidate: tuple[FormulaView, int]) -> str:
+    (name, count), (other_name, other_count) = _reduced(*candidate), _reduced(*reference)
+    where = reference[0].where(reference[1])
+    if name != other_name:
+        return f"the {name} for the reference's {other_name} ({where})"
+    return f"{where} takes {count} numbers together for the reference's {other_count}"
 
 
 def _calls_as_many(own: Terms, sheet: FormulaView, places: Sequence[int]) -> bool:

@@ -623,16 +623,19 @@ def _of_numbers(sheet: FormulaView, k: int, candidate: FormulaView, other: int, 
     if differ.any():
         place = np.flatnonzero(differ)[0]
         count, size = int(differ.sum()), values.size
+        nodes = Both((sheet, sheet.source(k)), (candidate, candidate.source(other)))
+        makers = nodes.map(lambda side: getattr(side[0].producer(side[1]), "function", side[0].function(side[1])))
         text = (
-            f"{sheet.named(k)} has other numbers: {count} of {size} differ, the first is "
+            f"{sheet.named(nodes.reference[1])} has other numbers: {count} of {size} differ, the first is "
             f"{constants.flat[place]:.6g} for the reference's {values.flat[place]:.6g}"
         )
-        if len({sheet.function(k), candidate.function(other)} - {""}) > 1:
+        if len({*makers} - {""}) > 1:
             text = (
                 f"the candidate calls {candidate.where(other)}, where the reference calls {sheet.where(k)}: "
                 f"{count} of {size} numbers differ"
             )
-        yield Edit("other_numbers", "other numbers", text, {k: put(constants)}, rank, at=k)
+        at, at_other = (node for _, node in nodes)
+        yield Edit("other_numbers", "other numbers", text, {k: put(constants)}, rank, at=at, other=at_other)
 
 
 def _made_of_numbers(sheet: FormulaView) -> list[int]:

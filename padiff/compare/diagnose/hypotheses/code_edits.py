@@ -28,7 +28,7 @@ from padiff.compare.diagnose.computing.edit import (
     Target,
     dropped_terms,
 )
-from padiff.compare.diagnose.computing.formula import UnknownError
+from padiff.compare.diagnose.computing.formula import MADE, UnknownError
 from padiff.compare.diagnose.computing.operation_edits import (
     COMPARED,
     exchanged_operations,
@@ -139,7 +139,7 @@ class Case:
     def _lines(self, found: Found) -> Both[Frame | None]:
         """Return the lines of both sides' code that an edit is about; `None` where not known."""
         other = self.sheets.swapped(found.surplus).candidate
-        line = found.sheet.line(found.edit.at if found.edit.at >= 0 else found.sheet.last)
+        line = found.sheet.maker(found.edit.at if found.edit.at >= 0 else found.sheet.last)
         other_line = None if other is None else self._other_line(found, other)
         return Both(line, other_line).swapped(found.surplus)
 
@@ -152,7 +152,7 @@ class Case:
         edit, sheet = found.edit, found.sheet
         partner = self._partner(found, other)
         if partner is not None:
-            return other.line(partner)
+            return other.maker(partner)
         followers = {node.operation for node in sheet.nodes if edit.at in node.given}
         operands, equal = sheet.nodes[edit.at].given if edit.at >= 0 else (), list[int]()
         if edit.kind == "mask_missing":  # the other side goes on with what the mask is for
@@ -428,9 +428,10 @@ def _forms(value: float) -> Iterator[float]:
 
 
 def _of_calls(make: Maker, sheet: FormulaView) -> Iterator[Edit]:
-    """Yield the edits of calls: the numbers that the loop starts from are data, and no code."""
+    """Yield the edits of calls: the numbers that the loop starts from are data, and no code, but for those it makes."""
     for edit in make(sheet):
-        if all(sheet.is_number(k) or sheet.nodes[sheet.source(k)].operation for k in edit.changes):
+        sources = [sheet.nodes[sheet.source(k)] for k in edit.changes if not sheet.is_number(k)]
+        if all(source.operation or source.name == MADE for source in sources):
             yield edit
 
 
@@ -664,8 +665,9 @@ def reported(case: Case, found: Sequence[Found]) -> Iterator[Hypothesis]:
     explaining.sort(key=lambda trial: (not trial.edit.telling, trial.edit.rank, trial.surplus, trial.edit.free))
     reported = explaining[:1]
     reported += [trial for trial in explaining[1:] if reported and _apart(trial, reported[0])][:1]
+    limited = (_as_limit(case, _as_order(case, trial)) for trial in reported)
     for trial in (
-        *(_as_limit(case, _as_order(case, trial)) for trial in reported),
+        *(trial for trial in limited if not _choose_both(case, trial)),
         *(trial for trial in found if trial.edit.name not in names),
     ):
         usual = _OF_CANDIDATE if trial.surplus else _OF_REFERENCE
@@ -729,6 +731,18 @@ def _as_limit(case: Case, trial: Found) -> Found:
             )
             return replace(trial, edit=replace(trial.edit, kind="limit", name="a limit", text=text, other=k), head="")
     return trial
+
+
+def _choose_both(case: Case, trial: Found) -> bool:
+    """Return True if a choice that only one side's code should make is made as often by the other side's.
+
+    Where one of its operands is not taken anywhere, any fault in that operand looks like a missing choice.
+    """
+    other = case.sheets.swapped(trial.surplus).candidate
+    if trial.edit.kind != CHOICE or other is None:
+        return False
+    counts = [sum(node.operation in ("maximum", "minimum") for node in view.nodes) for view in (trial.sheet, other)]
+    return counts[0] <= counts[1]
 
 
 def _limit(sheet: FormulaView, k: int, operand: int) -> float | None:

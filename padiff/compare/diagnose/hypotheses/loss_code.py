@@ -70,6 +70,7 @@ from padiff.errors import PadiffError
 from padiff.frameworks.catalog import CONSUMED, GRAD, is_loss
 from padiff.pair.joined_calls import calls_of
 from padiff.records import LOOP, ROOT, SIDES, Both, Cause, Pair, Record, RunInfo, Step
+from padiff.records.traces import TracedCall
 from padiff.system.frames import Frame
 from padiff.system.terminal import first_few
 
@@ -314,8 +315,8 @@ def gradient_code(scene: DiffContext) -> Iterator[Cause]:
 def gradient_besides(scene: DiffContext) -> Iterator[Cause]:
     """Yield what only one side's loop computes of a gradient after the backward, such as a projection."""
     steps = scene.sides(scene.number)
-    if steps is None or not all(step.trace.functions for step in steps):
-        return
+    if steps is None or not all(step.trace.functions for step in steps) or all(map(clipping.clipped_norms, steps)):
+        return  # one framework's clipping is traced, the other's is one call
     graphs = graphs_of(steps, scene.runs.map(lambda run: run.info))
     ends = [_consumed(graph, record) for graph, record in zip(graphs, scene.diff.pair.sides)]
     for side, graph, end in zip(SIDES, graphs, ends):
@@ -447,11 +448,46 @@ def _without_effect(scene: DiffContext) -> Cause | None:
         values = ((edit, sheet.formula.changed(edit.changes)) for edit in edits.values())
         idle = [edit for edit, value in values if value is not None and np.array_equal(value, loss)]
         if len(idle) != 1:
-            return None
+            return _limit_without_effect(sheets, number)
         text = idle[0].text if surplus else f"in the candidate, {idle[0].text}"
         lines = Both(sheet.line(idle[0].at), None).swapped(surplus)
         return Cause(idle[0].kind, f"{text}, which has no effect in step {number}, whose code is known", lines=lines)
     return None
+
+
+def _limit_without_effect(sheets: Both[FormulaView | None], number: int) -> Cause | None:
+    """Return the cause that only one loss limits some values, which it leaves as they are in the step whose code is
+    known; `None` unless there is one such limit.
+    """
+    reference, candidate = sheets
+    if reference is None or candidate is None:
+        return None
+    views = Both(reference, candidate)
+    idle, lone = views.map(lambda view: [*_idle_limits(view)]), list[tuple[bool, int, int]]()
+    for surplus in (False, True):
+        own, other = views.swapped(surplus)
+        limits, theirs = idle.swapped(surplus)
+        values, taken = own.formula.values, {operand for _, operand in theirs}
+        lone += [(surplus, k, operand) for k, operand in limits if taken.isdisjoint(other.equal(values[operand]))]
+    if len(lone) != 1:
+        return None
+    surplus, k, operand = lone[0]
+    own, other = views.swapped(surplus)
+    side = SIDES.swapped(surplus).reference
+    text = (
+        f"only the {side} limits {own.named(operand)} ({own.where(k)}), which has no effect in step {number}, whose "
+        "code is known"
+    )
+    takers = (user for node in other.equal(own.formula.values[operand]) for user in other.users(node))
+    lines = Both(own.line(k), next(filter(None, map(other.line, takers)), None)).swapped(surplus)
+    return Cause("clamp_added" if surplus else "clamp_missing", text, lines=lines)
+
+
+def _idle_limits(sheet: FormulaView) -> Iterator[tuple[int, int]]:
+    """Yield the nodes that limit a tensor to a range, and leave it as it is, with that tensor's node."""
+    for k, node in enumerate(sheet.nodes):
+        if node.operation == "clamp" and np.array_equal(sheet.formula.values[k], sheet.formula.values[node.given[0]]):
+            yield k, node.given[0]
 
 
 def _other_uses(scene: DiffContext, graphs: Both[Graph]) -> Cause | None:
@@ -459,9 +495,7 @@ def _other_uses(scene: DiffContext, graphs: Both[Graph]) -> Cause | None:
     it does not. A parameter of zeros shows in no output.
     """
     names = scene.diff.pair.sides.map(lambda record: "" if record is None else f"{record.layer}/{record.slot}")
-    uses = graphs.zip(names).map(
-        lambda side: [c for c in side[0].trace.calls if c.function and side[1] in c.parameters]
-    )
+    uses = graphs.zip(names).map(lambda side: [*_uses(*side)])
     if not all(uses) or len(uses.reference) == len(uses.candidate):
         return None
     texts = uses.map(lambda calls: first_few([f"{call.function}()" for call in calls], 4))
@@ -470,6 +504,14 @@ def _other_uses(scene: DiffContext, graphs: Both[Graph]) -> Cause | None:
         f"reference `{names.reference.removeprefix(f'{ROOT}/')}` in {texts.reference}"
     )
     return Cause("code", text, lines=uses.map(lambda calls: calls[0].line))
+
+
+def _uses(graph: Graph, name: str) -> Iterator[TracedCall]:
+    """Yield the calls that take a parameter, without those whose result nothing takes on the way to a loss."""
+    into_loss = {id(call) for end in _all_noted(graph, "backward") for call in graph.back(end, lambda tensor: False)}
+    for call in graph.trace.calls:
+        if call.function and name in call.parameters and (not into_loss or id(call) in into_loss):
+            yield call
 
 
 # The call of a function with a backward of its own.

@@ -130,6 +130,12 @@ def missing_causes(scene: DiffContext) -> Iterator[Cause]:
 
 def _skipped(scene: DiffContext, side: str, step: Step, other_step: Step) -> Cause:
     """Return the cause of a step in which an optimizer updated nothing."""
+    cleared = _cleared(scene, side)
+    if cleared is not None:
+        return cleared
+    if step.trace.functions and not step.trace.backwards and other_step.trace.backwards:
+        text = f"the {side}'s loop runs no backward in this step: its optimizer has no gradients to step with"
+        return Cause("backward_missing", text, True, "each backward that a loop runs is recorded")
     back = [r for r in step.records if r.stage == "backward"]
     if not back and any(d.pair.stage == "backward" for d in scene.step):
         text = (
@@ -137,9 +143,6 @@ def _skipped(scene: DiffContext, side: str, step: Step, other_step: Step) -> Cau
         )
         lines = Both(None, _cut_line(step, other_step)) if side == SIDES.candidate else UNKNOWN_LINES
         return Cause("detached", text, True, "no layer's output has a gradient, and the other side's have", lines=lines)
-    cleared = _cleared(scene, side)
-    if cleared is not None:
-        return cleared
     text = f"the {side}'s optimizer did not step in this step, as it did in others"
     overflowed = [d for d in scene.step if d.figures is not None and d.figures.nonfinite + d.figures.overflowed]
     if not back or overflowed:
@@ -370,12 +373,6 @@ def _interval(series: Sequence[int], most: Sequence[int], name: str, steps: Sequ
 
 def _often(times: int) -> str:
     return {0: "not at all", 1: "once", 2: "twice"}.get(times, f"{times} times")
-
-
-def is_frozen(scene: DiffContext, pair: Pair, side: str) -> bool:
-    """Return True if the parameter without a record on this side does not train."""
-    owner = _owned(scene, pair, side)
-    return owner is not None and not owner[1].trainable
 
 
 def _owned(scene: DiffContext, pair: Pair, side: str) -> tuple[str, Parameter] | None:

@@ -144,10 +144,14 @@ def clamped_within_step(scene: DiffContext) -> Iterator[Cause]:
     The weights of the next step show the limits: many elements have the largest absolute value.
     """
     anchor = scene.diff.pair.anchor
-    places = scene.pairs(scene.number + 1, "weight").items() if anchor.call and anchor.stage == "forward" else ()
-    for sides in (whole_of(pair) for place, pair in places if place[0] == anchor.layer):
-        limits = None if sides is None else sides.map(_limit_of)
-        if limits is None or limits.reference == limits.candidate:
+    places = scene.pairs(scene.number + 1, "weight") if anchor.call and anchor.stage == "forward" else {}
+    earlier = scene.pairs(scene.number, "weight")
+    for place in places.keys() & earlier.keys():
+        after, before = (whole_of(pairs[place]) for pairs in (places, earlier))
+        if place[0] != anchor.layer or after is None or before is None:
+            continue
+        limits = after.zip(before).map(lambda side: _limit_of(*side))
+        if limits.reference == limits.candidate:
             continue
         texts = limits.map(lambda limit: f"{limit:.6g}" if limit else "no limit")
         text = (
@@ -163,11 +167,14 @@ def clamped_within_step(scene: DiffContext) -> Iterator[Cause]:
         return
 
 
-def _limit_of(values: np.ndarray) -> float:
-    """Return the largest absolute value if many elements have it; else 0."""
+def _limit_of(values: np.ndarray, before: np.ndarray) -> float:
+    """Return the largest absolute value if many elements have it that began apart; else 0.
+
+    Elements that began equal, such as zeros, stay equal where an optimizer takes the sign of a gradient.
+    """
     sizes = np.abs(values)
     largest = float(sizes.max(initial=0.0))
-    count = int((sizes == largest).sum())
+    count = len(np.unique(np.abs(before[sizes == largest])))
     return transforms.round_limit(largest) if count >= max(_AT_LIMIT, _SHARE_AT_LIMIT * sizes.size) else 0.0
 
 
