@@ -89,6 +89,14 @@ def masked(kept):
     return loss
 
 
+def ramped(weight):
+    def loss(net, other, x, y):
+        out = net(x)
+        return out.square().mean() + weight * (out - x[:, :4]).abs().sum(1).mean()
+
+    return loss
+
+
 def weighted(reduced):
     def loss(net, other, x, y):
         out = net(x)
@@ -116,6 +124,12 @@ def positions(first):
         ),
         ((divergence(True), divergence(False)), False, "log_softmax_missing", "the divergence is of probabilities"),
         ((distilled(False), distilled(True)), True, "loss_input", "as the reference does: it is given other tensors"),
+        (
+            (ramped(0.0), ramped(0.1)),
+            False,
+            "loss_term_weight",
+            "(the second mean() in the loop) is 0.1 for the reference's 0",
+        ),
         ((masked(0), masked(12)), False, "loss_input", "as the candidate does: it is given other tensors"),
         (
             (weighted(lambda each: each.sum(1)), weighted(lambda each: each.mean(1))),

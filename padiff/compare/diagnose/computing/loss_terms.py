@@ -220,6 +220,12 @@ def _counts(sheet: FormulaView, value: np.ndarray) -> bool:
     return changed is not None and not np.array_equal(changed, end)
 
 
+def _weighs_nothing(sheet: FormulaView, value: np.ndarray) -> bool:
+    """Return True if a formula computes a value, and multiplies it by a zero of the code."""
+    products = (sheet.nodes[user].given for node in sheet.equal(value) for user in sheet.users(node))
+    return any(sheet.is_number(each) and not sheet.formula.values[each].any() for given in products for each in given)
+
+
 def described(
     own: Terms, other: Terms | None, sheet: FormulaView | None, weighing: Weighing, surplus: bool
 ) -> tuple[str, str, Both[Frame | None], Both[Any] | None] | None:
@@ -249,6 +255,14 @@ def described(
             values = [own.sheet.formula.values[term.node] for k in places for term in own.groups[k]]
             if sheet is not None and any(_counts(sheet, value) for value in values):
                 return None  # the other side adds the term: its weight is too small to be told from 0
+            scales = _scales(own, places)
+            tops = [own.sheet.formula.values[node] for node in _tops(own, places)]
+            if sheet is not None and scales and any(_weighs_nothing(sheet, value) for value in tops):
+                weights = Both(math.prod(scales[0].factors), 0.0).swapped(surplus)
+                shown, term = weights.map(lambda each: f"{each:.4g}"), f"a term of the loss ({names_of(own, places)})"
+                texts.append(f"the weight of {term} is {shown.candidate} for the reference's {shown.reference}")
+                kinds.append("loss_term_weight")
+                continue
             if sheet is not None and ((other is not None and other.has_zeros) or _calls_as_many(own, sheet, places)):
                 # The same with itself, of a tensor without gradients, or with a mask that lets nothing through.
                 names = names_of(own, places)
@@ -288,7 +302,7 @@ def described(
 
 
 def _inner_reduction(own: Terms, places: Sequence[int], other: Terms, partner: Sequence[int]) -> tuple[int, int] | None:
-    """Return the first of several sums and means in a row that reduces other numbers; `None` if that is the last one."""
+    """Return the first of several sums and means in a row that reduces other numbers; `None` if it is the last one."""
     chains = [
         [node for node in terms.inside(at)[0].path[::-1] if terms.sheet.nodes[node].operation == "reduced"]
         for terms, at in ((own, places), (other, partner))
