@@ -232,12 +232,9 @@ class FormulaView:
         return any(self.nodes[k].operation in operations for k in self.formula.below([node]))
 
     def turns(self, node: int) -> bool:
-        """Return True if a node depends on sines or cosines that other calls computed."""
-        for k in self.formula.above(node, 4):
-            call = self.producer(k)
-            if call is not None and call.function in ("sin", "cos"):
-                return True
-        return False
+        """Return True if a node depends on sines and cosines that other calls computed."""
+        calls = map(self.producer, self.formula.above(node, 4))
+        return {"sin", "cos"} <= {call.function for call in calls if call is not None}
 
     def of_operations(self, node: int, operations: frozenset[str]) -> bool:
         """Return True if a node depends on a node with one of the operations, at most twelve operations away."""

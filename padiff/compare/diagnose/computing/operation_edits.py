@@ -938,7 +938,7 @@ def _swapped_operands(sheet: FormulaView, k: int) -> Iterator[Edit]:
     if sign and not sheet.is_number(second):
         opposite = OPERATIONS[sign]
         text = f"the sign of {sheet.named(second)} is flipped ({sheet.where(k)})"
-        if sheet.of_operations(k, frozenset({"sin", "cos"})) or sheet.turns(k):
+        if all(sheet.of_operations(k, frozenset({name})) for name in ("sin", "cos")) or sheet.turns(k):
             text += ": rotary embeddings turn the other way"
         yield Edit("sign", "a sign", text, {k: lambda get, own: opposite(get(first), get(second))}, 2, at=k)
 
