@@ -26,7 +26,7 @@ KEPT = 10
 _SPARE = 5
 
 
-def check_tags(tags: object, name: str = "tags") -> str:
+def check_tags(tags: object) -> str:
     """Return a value of the option ``tags`` unchanged if it is valid.
 
     Raises:
@@ -34,7 +34,7 @@ def check_tags(tags: object, name: str = "tags") -> str:
     """
     if not isinstance(tags, str) or tags not in TAGS:
         choices = ", ".join(f'"{choice}"' for choice in TAGS)
-        raise UsageError(f"{name} says which curves go to TensorBoard, one of {choices}; got {tags!r}")
+        raise UsageError(f"tags says which curves go to TensorBoard, one of {choices}; got {tags!r}")
     return tags
 
 

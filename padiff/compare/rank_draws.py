@@ -59,14 +59,6 @@ def error(a: Record, b: Record) -> float:
     return _relative(x.astype(np.float64).reshape(-1), y.astype(np.float64).reshape(-1)) or np.finfo(np.float64).tiny
 
 
-def constant(record: Record) -> bool:
-    """Return True if all elements are equal."""
-    if record.sketch is not None:
-        return record.sketch.minimum == record.sketch.maximum
-    value = record.value
-    return value.size == 0 or bool((value == value.flat[0]).all())
-
-
 def one_factor(pairs: Iterable[tuple[Record, Record]]) -> float | None:
     """Return the factor between the first and the second records; `None` unless two or more pairs share one factor."""
     factors = []

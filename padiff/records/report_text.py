@@ -302,7 +302,7 @@ def ratio_of(diff: Diff) -> float | None:
 _NAMED = 8
 
 
-def coverage_lines(report: ReportData, at_most: int = _NAMED) -> list[str]:
+def coverage_lines(report: ReportData) -> list[str]:
     """Return lines that say how much was compared, what was not, and further remarks."""
     coverage = report.coverage
     lines = [f"{coverage.compared} pairs, {coverage.share:.1%} of what was recorded in the compared steps"]
@@ -319,7 +319,7 @@ def coverage_lines(report: ReportData, at_most: int = _NAMED) -> list[str]:
             "amplified: ignore other differences from there on"
         )
     if coverage.zeros:
-        lines.append(f"{zeros_text(coverage.zeros)}: {_first(coverage.zeros, at_most)}")
+        lines.append(f"{zeros_text(coverage.zeros)}: {_first(coverage.zeros)}")
     named: list[tuple[str, Iterable[str]]] = [
         (f"layers of the {report.reference} run without a partner", coverage.reference_layers),
         (f"layers of the {report.candidate} run without a partner", coverage.candidate_layers),
@@ -358,7 +358,7 @@ def coverage_lines(report: ReportData, at_most: int = _NAMED) -> list[str]:
     for title, names in named:
         listed = list(names)
         if listed:
-            lines.append(f"{title}: {_first(listed, at_most)}")
+            lines.append(f"{title}: {_first(listed)}")
     return printable_lines(lines)
 
 
@@ -371,11 +371,11 @@ def zeros_text(zeros: Collection[str]) -> str:
     return text + (f", and moved {' and '.join(moved)}" if moved else "")
 
 
-def _first(names: Sequence[str], at_most: int) -> str:
-    if len(names) > at_most:
+def _first(names: Sequence[str]) -> str:
+    if len(names) > _NAMED:
         names = with_ranges(names)
-    more = f", and {len(names) - at_most} more" if len(names) > at_most else ""
-    return f"{', '.join(names[:at_most])}{more}"
+    more = f", and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return f"{', '.join(names[:_NAMED])}{more}"
 
 
 def left_out_text(report: ReportData) -> str:

@@ -1148,9 +1148,10 @@ def _files(layers: Iterable[Built]) -> list[str]:
             beside = {entry.removesuffix(".py") for entry in os.listdir(folder)}
         except OSError:
             beside = set()
-        for name, module in list(sys.modules.items()):
-            # Of thousands of modules few are beside the script. A module's own `__getattr__` may import others.
-            file = getattr(module, "__dict__", {}).get("__file__") if name.partition(".")[0] in beside else None
+        # Of thousands of modules few are beside the script.
+        for name in [name for name in list(sys.modules) if name.partition(".")[0] in beside]:
+            # A module's own `__getattr__` may import others.
+            file = getattr(sys.modules.get(name), "__dict__", {}).get("__file__")
             if isinstance(file, str) and file.startswith(folder):
                 files[file] = None
     paths = (os.path.abspath(file) for file in files if file and file.endswith(".py") and is_users(file))

@@ -247,23 +247,18 @@ def test_two_threads_with_different_settings_do_not_touch_each_other():
     torch, paddle = TORCH, PADDLE
     results = {}
 
-    def loose():
-        padiff.set_dump_root_path("loose")
+    def work(name, atol):
+        padiff.set_dump_root_path(name)
         for _ in range(4):
             base, raw = _shifted(torch, 0.0), _shifted(paddle, 0.5)
-            report = padiff.auto_diff(base, raw, both((torch, paddle), data(4, 3)), atol=1.0, diff_phase="forward")
-            results.setdefault("loose", []).append(report.passed)
-        results["loose root"] = padiff.get_dump_root_path()
+            report = padiff.auto_diff(base, raw, both((torch, paddle), data(4, 3)), atol=atol, diff_phase="forward")
+            results.setdefault(name, []).append(report.passed)
+        results[f"{name} root"] = padiff.get_dump_root_path()
 
-    def tight():
-        padiff.set_dump_root_path("tight")
-        for _ in range(4):
-            base, raw = _shifted(torch, 0.0), _shifted(paddle, 0.5)
-            report = padiff.auto_diff(base, raw, both((torch, paddle), data(4, 3)), atol=0.1, diff_phase="forward")
-            results.setdefault("tight", []).append(report.passed)
-        results["tight root"] = padiff.get_dump_root_path()
-
-    threads = [threading.Thread(target=contextvars.copy_context().run, args=(work,)) for work in (loose, tight)]
+    tolerances = {"loose": 1.0, "tight": 0.1}
+    threads = [
+        threading.Thread(target=contextvars.copy_context().run, args=(work, *each)) for each in tolerances.items()
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:

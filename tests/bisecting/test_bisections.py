@@ -71,30 +71,20 @@ def test_one_of_eight_commits_is_found_in_log2_runs(tmp_path, monkeypatch, capsy
 
 
 @LONG
-def test_two_commits_are_both_found(tmp_path, monkeypatch, capsys):
-    changes = [{} for _ in range(12)]
-    changes[3], changes[8] = {"lr": 0.2}, {"eps": 0.01}
+@pytest.mark.parametrize(
+    ("count", "first", "second"),
+    [
+        pytest.param(12, (3, {"lr": 0.2}), (8, {"eps": 0.01}), id="at two places"),
+        pytest.param(9, (2, {"lr": 0.2}), (6, {"lr": 0.3}), id="at one place"),
+        pytest.param(8, (1, {"late_factor": 3.0}), (5, {"decay": 0.3}), id="one shows only later"),
+    ],
+)
+def test_two_commits_are_both_found(tmp_path, monkeypatch, capsys, count, first, second):
+    faults = dict([first, second])
+    changes = [faults.get(number, {}) for number in range(count)]
     hashes, code, content, text = commits(tmp_path, monkeypatch, capsys, changes)
     assert code == 0, text
-    assert sorted(content["culprits"]) == sorted([hashes[4], hashes[9]])
-
-
-@LONG
-def test_two_commits_at_one_place_are_both_found(tmp_path, monkeypatch, capsys):
-    changes = [{} for _ in range(9)]
-    changes[2], changes[6] = {"lr": 0.2}, {"lr": 0.3}
-    hashes, code, content, text = commits(tmp_path, monkeypatch, capsys, changes)
-    assert code == 0, text
-    assert sorted(content["culprits"]) == sorted([hashes[3], hashes[7]])
-
-
-@LONG
-def test_a_second_fault_that_shows_only_later_is_found(tmp_path, monkeypatch, capsys):
-    changes = [{} for _ in range(8)]
-    changes[1], changes[5] = {"late_factor": 3.0}, {"decay": 0.3}
-    hashes, code, content, text = commits(tmp_path, monkeypatch, capsys, changes)
-    assert code == 0, text
-    assert sorted(content["culprits"]) == sorted([hashes[2], hashes[6]])
+    assert sorted(content["culprits"]) == sorted(hashes[number + 1] for number in faults)
 
 
 @LONG

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -44,11 +44,15 @@ def source_files(root: Path = ROOT) -> list[Path]:
     return sorted(path for package in PACKAGES for path in (root / package).rglob("*.py"))
 
 
-def templates(source: str) -> Iterator[str]:
+def nodes_of(source: str) -> list[ast.AST]:
+    """Return all nodes of a module."""
+    return list(ast.walk(ast.parse(source)))
+
+
+def templates(nodes: Sequence[ast.AST]) -> Iterator[str]:
     """Yield the texts of a module, one line each, with `VALUE` for each value; docstrings are left out."""
-    tree = ast.parse(source)
-    skipped = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-    for node in ast.walk(tree):
+    skipped = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
+    for node in nodes:
         if isinstance(node, (ast.Constant, ast.JoinedStr, ast.BinOp)) and id(node) not in skipped:
             text = template(node)
             if text:
@@ -60,13 +64,13 @@ def template(node: ast.expr) -> str:
     return " ".join(_text(node).split()) if _has_text(node) else ""
 
 
-def raised(path: Path, root: Path = ROOT) -> Iterator[Raised]:
+def raised(nodes: Iterable[ast.AST], file: str) -> Iterator[Raised]:
     """Yield the errors that a module raises."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in nodes:
         if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call) and node.exc.args:
             error = ast.unparse(node.exc.func).rpartition(".")[2]
             text = template(node.exc.args[0])
-            yield Raised(f"{path.relative_to(root)}:{node.lineno}", error, text)
+            yield Raised(f"{file}:{node.lineno}", error, text)
 
 
 def occurs(quote: str, texts: Iterable[str]) -> bool:

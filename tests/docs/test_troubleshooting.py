@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from .messages import Raised, occurs, raised, source_files, templates
-from .pages import DOCS, Page
+from .messages import Raised, nodes_of, occurs, raised, source_files, templates
+from .pages import DOCS, ROOT, Page
 
 PAGE = Page.of(DOCS / "troubleshooting.md")
 _ROW = re.compile(r"^\| `([^`]+)` \|", re.MULTILINE)
@@ -37,8 +37,20 @@ def _quotes(page: Page) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def texts() -> list[str]:
-    return [text for path in source_files() for text in templates(path.read_text(encoding="utf-8"))]
+def printed() -> tuple[list[str], list[Raised]]:
+    """All texts and all errors of the packages."""
+    texts: list[str] = []
+    errors: list[Raised] = []
+    for path in source_files():
+        nodes = nodes_of(path.read_text(encoding="utf-8"))
+        texts += templates(nodes)
+        errors += raised(nodes, str(path.relative_to(ROOT)))
+    return texts, errors
+
+
+@pytest.fixture
+def texts(printed: tuple[list[str], list[Raised]]) -> list[str]:
+    return printed[0]
 
 
 def _untrue(quotes: list[str], texts: list[str]) -> list[str]:
@@ -60,8 +72,8 @@ def test_each_quoted_message_occurs_in_the_source(texts):
     assert not _untrue(_quotes(PAGE), texts)
 
 
-def test_each_refusal_has_a_row():
-    errors = [error for path in source_files() for error in raised(path)]
+def test_each_refusal_has_a_row(printed):
+    _, errors = printed
     assert len({error.error for error in errors} & ERRORS) == len(ERRORS)
     assert not _uncovered(errors, _quotes(PAGE))
 
@@ -85,5 +97,5 @@ def test_a_refusal_without_a_row_is_seen():
 
 def test_docstrings_are_no_messages_and_values_stand_apart():
     source = 'def f(a):\n    """Return a."""\n    raise ValueError(f"{a} is " f"no {a}. " + "b")\n'
-    assert "Return a." not in list(templates(source))
-    assert "\0 is no \0. b" in list(templates(source))
+    assert "Return a." not in list(templates(nodes_of(source)))
+    assert "\0 is no \0. b" in list(templates(nodes_of(source)))

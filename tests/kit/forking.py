@@ -38,8 +38,9 @@ IMPORTED = {
     "paddle": ("paddle",),
 }
 #: Of padiff, what most forks import: where both frameworks are, and from where the tests have it.
-OWN = ("padiff.recorder", "padiff.frameworks.torch", "padiff.frameworks.paddle", "padiff_hooks.training",
-       "padiff.compare.diagnose.first", "padiff_cli.commands.compare", "padiff_cli.commands.run")  # fmt: skip
+OWN = ("padiff.recorder", "padiff.frameworks.torch", "padiff.frameworks.paddle", "padiff.compare.diagnose.first",
+       "padiff_hooks.training", "padiff_cli.main", "padiff_cli.commands.compare", "padiff_cli.commands.run",
+       "padiff_cli.run.hosts", "padiff_cli.run.processes", "padiff_cli.run.recording")  # fmt: skip
 PACKAGES = ("padiff", "padiff_hooks", "padiff_cli")
 #: A test may set another one.
 PYTHON = sys.executable
@@ -136,6 +137,8 @@ def serve(address: str, tests: str, *frameworks: str) -> None:
     del sys.modules["pyarrow"]
     if len(os.listdir("/proc/self/task")) > 1:
         os._exit(THREADS)
+    importlib.invalidate_caches()
+    sys.path_importer_cache.clear()  # rather than in each fork, which would touch thousands of objects
     gc.collect()
     gc.freeze()
     gc.enable()
@@ -263,7 +266,7 @@ def _run_once(path: list[str], args: list[str], folder: str, environment: dict[s
     first = os.path.dirname(os.path.abspath(sys.argv[0])) if kind == "file" else folder if kind == "-m" else ""
     given = filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))
     sys.path[:] = [first, *dict.fromkeys([*given, *path])]
-    importlib.invalidate_caches()
+    sys.path_importer_cache.clear()
     own = getattr(sys.modules.get("padiff"), "__file__", None)
     if own and _place(sys.path) != os.path.dirname(os.path.dirname(own)):
         _hide(*PACKAGES)
