@@ -49,6 +49,8 @@ _OTHER, _NEARER = 0.05, 4.0
 # Units in the last place, of an element of usual size, up to which one lies at a bound. Chosen: a bound may be several
 # times as large, and the element is rounded, and its scale and its input are.
 _AT_BOUND = 16.0
+# Limit of single scores whose partners were not recorded, as a multiple of the limit of a whole tensor.
+_SINGLE = 8.0
 # Largest number of entries whose scores do not tell the form of all.
 _FEW = 2
 # Most rows that hold one extreme score by chance: a table of distances holds each twice.
@@ -224,8 +226,235 @@ def flips_of(
             flips.count or flips.shared or flips.shift or flips.chosen.reference != flips.chosen.candidate
         ):
             found.append(flips)
+    found += [each for each in at_other_places(traces, alignment) if each.count]
+    found += [each for each in _by_code(traces, alignment, traced) if each.count]
     at_kinks = _at_kinks(traces, alignment)
     return sorted([*found, *_at_bounds(traces, alignment), *at_kinks], key=lambda each: each.position)
+
+
+def at_other_places(traces: Both[Trace], alignment: Alignment, beyond: bool = False) -> Iterator[Flips]:
+    """Yield the calls that rank other places than any call of the other side, and attain the same scores.
+
+    One side may take the best sums of the best of two parts, the other one the best of all sums. Places that the code
+    makes of these tell which rows chose otherwise; where they were not recorded, rows may have whose scores nearly tie.
+
+    Args:
+        beyond: True to yield also calls of which one chooses more places, or of whose places the code makes others in
+            most rows.
+    """
+    rest = _unpaired(traces, alignment)
+    partners = {LOOP: LOOP, **{pair.reference.path: pair.candidate.path for pair in alignment.pairs}}
+    for chooser in rest.reference:
+        for partner in rest.candidate:
+            flips = None
+            if partners.get(chooser.call.layer) == partner.call.layer and chooser.call.call == partner.call.call:
+                flips = _attained(traces, Both(chooser, partner), beyond)
+            if flips is not None:
+                rest.candidate.remove(partner)
+                yield flips
+                break
+
+
+def _unpaired(traces: Both[Trace], alignment: Alignment) -> Both[list[_Chooser]]:
+    """Return the calls of each side that take the first places of their rows, and have no partner."""
+    rankings = traces.map(
+        lambda trace: [_Chooser(trace, k, call) for k, call in enumerate(trace.calls) if call.chooses]
+    ).map(lambda side: [each for each in side if each.choice.chosen and each.first is None and not pooled(each.call)])
+    if not any(rankings):
+        return rankings
+    in_pairs = unzipped([parts for _, parts in paired(traces, alignment)]).map(
+        lambda side: {id(call) for calls in side for call in calls}
+    )
+    return rankings.zip(in_pairs).map(lambda side: [each for each in side[0] if id(each.call) not in side[1]])
+
+
+def _by_code(traces: Both[Trace], alignment: Alignment, traced: Both[Trace] | None) -> Iterator[Flips]:
+    """Yield the calls of one side that choose what code of the other side chooses which no call shows (in numpy).
+
+    The places tell which rows chose otherwise. In steps without calls of functions, rows may have whose scores nearly
+    tie.
+
+    Args:
+        traced: see `flips_of`.
+    """
+    shown = traces if all(trace.functions for trace in traces) else traced
+    if shown is None:
+        return
+    makers = shown.map(
+        lambda trace: [(k, call) for k, call in enumerate(trace.calls) if call.function == "tensor" and not call.inputs]
+    )
+    if not any(makers):
+        return
+    partners = {pair.reference.path: pair.candidate.path for pair in alignment.pairs}
+    rest = _unpaired(shown, alignment)
+    for chooser, (position, call), is_reference in (
+        *((chooser, maker, True) for chooser, maker in product(rest.reference, makers.candidate)),
+        *((chooser, maker, False) for chooser, maker in product(rest.candidate, makers.reference)),
+    ):
+        layers = (chooser.call.layer, call.layer) if is_reference else (call.layer, chooser.call.layer)
+        other = shown.candidate if is_reference else shown.reference
+        if partners.get(layers[0]) != layers[1] or call.call != chooser.call.call:
+            continue
+        places = _chosen_by_code(chooser, other, call)
+        if chooser.tables is None or places is None:
+            continue
+        at = chooser.position if is_reference else position
+        if shown is not traces:
+            layers_before = sum(not each.function for each in shown.reference.calls[:at])
+            at = [k for k, each in enumerate(traces.reference.calls) if not each.function][layers_before - 1] + 1
+            here = traces.reference if is_reference else traces.candidate
+            name = chooser.call.layer, chooser.call.call, chooser.call.function, chooser.call.nth
+            again = ((k, each) for k, each in enumerate(here.calls) if each.chooses)
+            same = [(k, each) for k, each in again if (each.layer, each.call, each.function, each.nth) == name]
+            chooser, places = _Chooser(here, *same[0]) if same else chooser, None
+        flips = _of_one_side(chooser, at, places)
+        if flips is not None:
+            yield flips
+
+
+def _chosen_by_code(chooser: _Chooser, other: Trace, call: TracedCall) -> np.ndarray | None:
+    """Return the places that the other side's code chose, as rows; `None` if most rows are not those of a call."""
+    traced, count = other.tensors[call.outputs[0].tensor], chooser.choice.chosen
+    if not traced.dtype.startswith("int") or traced.source is None or traced.source.sketched or chooser.tables is None:
+        return None
+    if math.prod(traced.shape) != chooser.rows * count or chooser.choice.every > 1 or traced.shape[-1] != count:
+        return None
+    places, picked = traced.source.read().reshape(-1, count), chooser.tables.picked[:, :count]
+    if places.shape != picked.shape or 2 * (places != picked).any(axis=1).sum() > len(picked):
+        return None
+    return np.asarray(places)
+
+
+def _of_one_side(chooser: _Chooser, position: int, places: np.ndarray | None) -> Flips | None:
+    """Return the flips of a call whose partner is no call, by its own scores; `None` if these were not recorded.
+
+    Args:
+        position: the position in the reference's trace.
+        places: the places that the other side's code chose; `None` if they are not known.
+    """
+    grid, tables, count = grid_of(chooser.trace, chooser.call), chooser.tables, chooser.choice.chosen
+    if grid is None or tables is None:
+        return None
+    scores = tables.scores.astype(np.float64)
+    gaps, size = _to_next(scores, count), _rms(scores)
+    dtype = chooser.trace.tensors[chooser.choice.scores].dtype
+    picked = tables.picked[:, :count]
+    near = gaps <= _SINGLE * allowed(dtype, "forward") * size
+    otherwise = np.asarray(near if places is None else places != picked)
+    none, flipped = np.zeros(len(gaps)), np.asarray(otherwise.any(axis=1))
+    is_graph = places_of(chooser.trace, chooser.call) == len(flipped)
+    around = (
+        _around(flipped, picked if places is None else np.concatenate([picked, places], axis=1))
+        if is_graph
+        else np.zeros_like(flipped)
+    )
+    recorded = np.arange(0, chooser.rows, chooser.choice.every)
+    return Flips(
+        calls=Both(chooser.call, chooser.call),
+        position=position,
+        grid=grid,
+        rows=chooser.rows,
+        recorded=recorded,
+        flipped=flipped,
+        ties=none.astype(np.bool_),
+        error=none,
+        moved=none,
+        gap=np.where(otherwise, gaps, 0.0).max(axis=1),
+        size=size,
+        chosen=Both(count, count),
+        dtype=dtype,
+        touched=np.flatnonzero(around),
+        picks=View((*grid, count), _rows_at(recorded, chooser.rows, otherwise | around[:, None]).reshape(-1)),
+    )
+
+
+def _around(flipped: np.ndarray, picked: np.ndarray) -> np.ndarray:
+    """Return a mask of the rows of a graph that take what rows which chose otherwise give, and of those that give
+    to any of these: an output holds the former, a gradient the latter.
+    """
+    takes = np.asarray(flipped | flipped[picked].any(axis=1))
+    takes[picked[takes]] = True
+    return takes
+
+
+def _attained(traces: Both[Trace], choosers: Both[_Chooser], beyond: bool) -> Flips | None:
+    """Return the flips of two calls that attain the same scores at places of their own; `None` if they do not.
+
+    Args:
+        beyond: see `at_other_places`.
+    """
+    tables, choices = choosers.map(lambda each: each.tables), choosers.map(lambda each: each.choice)
+    grid, chosen = grid_of(traces.reference, choosers.reference.call), choices.map(lambda choice: choice.chosen)
+    count, as_many = min(chosen), chosen.reference == chosen.candidate
+    if tables.reference is None or tables.candidate is None or grid is None or not (as_many or beyond):
+        return None
+    if len({(each.rows, each.choice.every) for each in choosers}) > 1:
+        return None
+    scores = Both(tables.reference, tables.candidate).map(lambda side: side.scores.astype(np.float64))
+    attained = scores.map(lambda side: side[:, :count])
+    rows = len(attained.reference)
+    none = np.zeros(rows, np.bool_)
+    if len(attained.candidate) != rows or attained.reference.size < _LEAST_SCORES or _apart(attained, none) > _OTHER:
+        return None
+    error = np.abs(attained.candidate - attained.reference).max(axis=1)
+    noise = float(error.max())
+    gaps = np.minimum(*scores.map(partial(_to_next, count=count)))
+    indices = traces.zip(choosers).map(lambda side: _indices(*side) if as_many else [])
+    recorded = np.arange(0, choosers.reference.rows, choices.reference.every)
+    differing = [a[recorded] != b[recorded] for a, b in product(*indices)]
+    if differing:
+        otherwise = min(differing, key=lambda each: int(each.sum()))
+        if not beyond and 2 * otherwise.any(axis=1).sum() > rows:
+            return None
+    else:
+        otherwise = gaps <= 2 * noise
+    flipped = otherwise.any(axis=1)
+    return Flips(
+        calls=choosers.map(lambda each: each.call),
+        position=choosers.reference.position,
+        grid=grid,
+        rows=choosers.reference.rows,
+        recorded=recorded,
+        flipped=flipped,
+        ties=none,
+        error=error,
+        moved=np.where(flipped, noise, error),
+        gap=np.where(otherwise, gaps, 0.0).max(axis=1),
+        size=_rms(attained.reference),
+        chosen=chosen,
+        dtype=_dtype(traces, choices),
+        picks=View((*grid, count), _rows_at(recorded, choosers.reference.rows, otherwise).reshape(-1)),
+    )
+
+
+def _to_next(scores: np.ndarray, count: int) -> np.ndarray:
+    """Return how far each of the first scores of a row lies from the nearer one of those before and after it."""
+    steps = np.abs(np.diff(scores, axis=1, append=np.inf, prepend=np.inf))
+    return np.minimum(steps[:, :-1], steps[:, 1:])[:, :count]
+
+
+def _indices(trace: Trace, chooser: _Chooser) -> list[np.ndarray]:
+    """Return the recorded places, as rows, that the code makes of those which a call chose, and then uses."""
+    count, axis = chooser.choice.chosen, shape_and_axis(trace, chooser.call)[1]
+    after, indices = {operand.tensor for operand in chooser.call.outputs if not _is_real(trace, operand.tensor)}, []
+    for call in trace.calls[chooser.position + 1 :]:
+        places = [
+            operand.tensor
+            for operand in call.inputs
+            if not _is_real(trace, operand.tensor)
+            and math.prod(trace.tensors[operand.tensor].shape) == chooser.rows * count
+            and (operand.tensor in after or not (trace.functions or call.function))
+        ]
+        made = {operand.tensor for operand in call.outputs if not _is_real(trace, operand.tensor)}
+        if call.function and made:
+            after |= made if places else set()
+            continue
+        for traced in (trace.tensors[number] for number in places):
+            if traced.source is not None and not traced.source.sketched and axis is not None:
+                values = np.asarray(traced.source.read())
+                has_axis = values.ndim == len(chooser.scores) and values.shape[axis] == count
+                indices.append((np.moveaxis(values, axis, -1) if has_axis else values).reshape(-1, count))
+    return indices
 
 
 def _at_kinks(traces: Both[Trace], alignment: Alignment) -> Iterator[Flips]:

@@ -404,7 +404,7 @@ def compare_step(steps: Both[Sequence[Step]], plan: ComparisonPlan, before: Befo
             judged = with_magnified(judged, rank.reference, plan.runs.reference)
             judged = with_other_forms(judged, rank, plan.runs)
         judged = with_averages(judged, len(diffs_by_rank), plan.runs, plan.alignment, before.drift)
-        if plan.policy.in_context and chooses(rank):
+        if plan.policy.in_context and (not judged.passed or chooses(rank)):
             number = len(diffs_by_rank)
             left = before.flips.get(number, EarlierFlips()).with_traces(rank.map(lambda step: step.trace))
             if not judged.passed:
@@ -422,7 +422,7 @@ def compare_step(steps: Both[Sequence[Step]], plan: ComparisonPlan, before: Befo
                 )
                 if counts is not None:
                     chosen.append(counts)
-                    left = left.with_grads(judged)
+                    left = left.with_grads(judged).with_counts(counts)
             elif rank.reference.trace.functions:  # the first step tells as much, at little cost
                 counts = counted(judged, _flips(rank, plan, {}), rank.reference)
                 chosen += [counts] if counts is not None else []

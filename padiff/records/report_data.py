@@ -149,7 +149,7 @@ def choice_notes(counts: tuple[ChoiceCounts, ...]) -> list[str]:
     if not counts:
         return []
     calls = {call for each in counts for call in each.calls}
-    names = " and ".join(sorted({f"{function}()" for function, _ in calls}))
+    names = " and ".join(sorted({f"{function}()" if function else "the code" for function, _ in calls}))
     layers = {layer for _, layer in calls}
     where = next(iter(layers)) if len(layers) == 1 else f"{len(layers)} layers"
     where = "the loop" if where == LOOP else where

@@ -2041,3 +2041,101 @@ def test_the_nearest_element_of_a_picture_is_a_choice(kit):
     report = compare_runs(sampled(kit), sampled(kit, False))
     assert report.passed and report.choices[0].calls[0][0] == "grid_sample", str(report)
     assert not compare_runs(sampled(kit), sampled(kit, False, "zeros")).passed
+
+
+def best_sums(kit, by_parts=True, exchanged=False, k=2, function="softmax", second=False):
+    """Record the best sums of two scores: of all pairs, or of the best ones of each part; two pairs nearly tie."""
+    random = np.random.default_rng(8)
+    x, table = random.normal(size=(16, 10)), random.normal(size=(25, 10)).astype(np.float32)
+    x[3, 1] = x[3, 0] = x[3, :5].max() + 1
+    moved = leads(not second, (16, 10), ((3, 0), (3, 1)))
+
+    def forward(net, f, h):
+        h = h + kit.tensor(moved)
+        a, b = h[:, :5], h[:, 5:]
+        if by_parts:
+            (a, at), (b, other) = f.topk(a, 3, -1), f.topk(b, 3, -1)
+            best, j = f.topk((a.unsqueeze(-1) + b.unsqueeze(-2)).reshape([16, 9]), k, -1)
+            take = f.gather if kit.name == "torch" else f.take_along_axis
+            at, other = (
+                take(*((each, -1, k) if kit.name == "torch" else (each, k, -1)))
+                for each, k in ((at, j // 3), (other, j % 3))
+            )
+            places = at * 5 + other
+        else:
+            pairs = a.unsqueeze(-2) + b.unsqueeze(-1) if exchanged else a.unsqueeze(-1) + b.unsqueeze(-2)
+            best, places = f.topk(pairs.reshape([16, 25]), k, -1)
+        weights = f.nn.functional.softmax(best, -1) if function == "softmax" else f.nn.functional.sigmoid(best)
+        return (kit.tensor(table)[places] * weights.unsqueeze(-1)).sum(1)
+
+    return between(kit, forward, x)
+
+
+def test_the_best_of_two_parts_are_the_best_of_all_pairs(kit):
+    report = compare_runs(best_sums(kit), best_sums(kit, by_parts=False, second=True))
+    assert report.passed and report.choices[0].flipped == 1, str(report)
+
+
+@pytest.mark.parametrize(
+    ("fault", "kind"),
+    [({"exchanged": True}, "choice_places"), ({"k": 1}, "choice_count"), ({"function": "sigmoid"}, "activation")],
+)
+def test_faults_behind_a_choice_among_other_places_are_named(kit, fault, kind):
+    first = compare_runs(best_sums(kit), best_sums(kit, by_parts=False, second=True, **fault)).first_diff
+    assert first.cause.kind == kind, first
+
+
+def matched(kit, place=1, scale=1.0, apart=1e-7, by_keys=False):
+    """Record a classifier of places that code in numpy matches with one target: one of two rows that are equal."""
+    f = LIBRARY[kit.name]
+    random = np.random.default_rng(3)
+    x = random.normal(size=(12, 6)).astype(np.float32)
+    x[2] = x[1] + apart
+    model = kit.net(lambda net, x: net.last(x), last=kit.Linear(6, 3))
+    filled(kit, model, model.last)
+
+    def loss(net):
+        outputs, labels = net(kit.tensor(x)), np.zeros(12, np.int64)
+        labels[5], labels[place] = 1, 2
+        if by_keys:
+            targets = f.zeros([12], dtype="int64" if kit.name == "paddle" else f.int64)
+            targets[kit.tensor(np.array([5, place]), "int64")] = kit.tensor(np.array([1, 2]), "int64")
+        return f.nn.functional.cross_entropy(outputs, targets if by_keys else kit.tensor(labels, "int64")) * scale
+
+    return trained(kit, model, loss)
+
+
+def test_rows_that_are_equal_within_rounding_may_have_each_others_labels(kit):
+    report = compare_runs(matched(kit), matched(kit, 2))
+    assert report.passed and report.choices[0].flipped == 2, str(report)
+    assert "the code of the loop: " in str(report), str(report)
+    assert not compare_runs(matched(kit), matched(kit, 2, scale=1.05)).passed
+
+
+def test_labels_that_code_gives_to_other_rows_are_a_difference(kit):
+    report = compare_runs(matched(KITS["torch"], by_keys=True), matched(kit, 3))
+    assert report.first_diff.cause.kind == "matching" and not report.first_diff.cause.proven, str(report)
+    assert not compare_runs(matched(kit, apart=1e-2), matched(kit, 2, apart=1e-2)).passed
+
+
+def neighbours(kit, by_code=True, second=False, times=1.0):
+    """Record means over the nearest points, found by a call or in numpy; two of them nearly tie for one point."""
+    random = np.random.default_rng(7)
+    distances = random.uniform(1, 2, size=(12, 12)).astype(np.float32)
+    distances[4, :3] = 1e-3, *((0.5, 0.5 + 1e-6) if second else (0.5 + 1e-6, 0.5))
+
+    def forward(net, f, h):
+        places = kit.tensor(np.argsort(distances, axis=1, kind="stable")[:, :2], "int64")
+        if not by_code:
+            places = f.topk(kit.tensor(distances) + 0 * h.sum(), 2, -1, largest=False)[1]
+        return h[places].mean(1) * times
+
+    return between(kit, forward, random.normal(size=(12, 6)))
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_what_a_call_chooses_is_what_code_chooses_that_no_call_shows(kit, turned):
+    runs = neighbours(kit), neighbours(kit, by_code=False, second=True)
+    report = compare_runs(*(runs[::-1] if turned else runs))
+    assert report.passed and report.choices[0].flipped >= 1, str(report)
+    assert not compare_runs(runs[0], neighbours(kit, by_code=False, second=True, times=1.01)).passed

@@ -28,6 +28,7 @@ from padiff.compare.diagnose.routing import (
     OTHER_FUNCTION,
     choice_cause,
     chose_labels,
+    matched_otherwise,
     routing_cause,
     scores_cause,
 )
@@ -552,12 +553,15 @@ def _cause(scene: DiffContext, step: Sequence[Diff], place: Place, evidence: Evi
         or loss_cause(scene)
         or next(missing_gradient.missing_causes(scene), None)
     )
+    if cause is not None and cause.kind == "labels" and diff.pair.stage == "loss":
+        cause = matched_otherwise(diff, cause, evidence) or cause
     if cause is not None:
         # A call by which the loop computes its labels says more than that they differ.
         if compute and diff.pair.stage == "loss" and (not cause.proven or cause.kind == "labels"):
             computed_loss = explain(scene).cause
             if computed_loss is not None and computed_loss.kind not in _OF_LOSS_INPUT:
-                if computed_loss.proven:
+                names_many = computed_loss.kind == "code" and computed_loss.sentence.count("()") > _MANY
+                if computed_loss.proven and not (names_many and cause.kind == "matching"):
                     return computed_loss
                 if cause.kind == "labels" and computed_loss.kind in _OF_SIZE:
                     return computed_loss  # of other labels no gradients are a multiple: these are another form

@@ -14,6 +14,7 @@ from padiff.align import Alignment
 from padiff.compare.choices import (
     WHOLE,
     Flips,
+    at_other_places,
     bounds_of,
     flips_of,
     masked,
@@ -88,10 +89,11 @@ class Router:
     Args:
         graph: the trace of its side.
         call: the call.
+        by_scores: True if the other side ranks other places: what makes the scores of both is not compared.
     """
 
-    def __init__(self, graph: Graph, call: TracedCall) -> None:
-        self._graph, self.call = graph, call
+    def __init__(self, graph: Graph, call: TracedCall, by_scores: bool = False) -> None:
+        self._graph, self.call, self._by_scores = graph, call, by_scores
         assert call.choice is not None
         self._choice = call.choice
         self._axis = row_axis(call.function, call.arguments)
@@ -159,7 +161,11 @@ class Router:
     @cached_property
     def output(self) -> np.ndarray | None:
         """The router's output: the first tensor on the way whose values are recorded."""
-        return next((table for table in map(self._table, self.way) if table is not None), None)
+        return (
+            None
+            if self._by_scores
+            else next((table for table in map(self._table, self.way) if table is not None), None)
+        )
 
     @cached_property
     def scores(self) -> np.ndarray | None:
@@ -209,7 +215,8 @@ class Router:
         """Functions of the router's output that may be its scores, in words."""
         output = self.output
         if output is None:
-            return {} if self.scores is None else {"the scores": self.scores}
+            scores = self.scores
+            return {} if scores is None else {"the scores": scores, "sigmoid of the scores": 1 / (1 + np.exp(-scores))}
         return {
             "softmax": softmax(output),
             "sigmoid": 1 / (1 + np.exp(-output)),
@@ -405,6 +412,12 @@ def routing_cause(diff: Diff, step: Sequence[Diff], evidence: Evidence) -> Cause
                 and all(choice is not None and choice.chosen for choice in choices)
             ):
                 routers.append(Both(*(Router(graph, call) for graph, call in zip(graphs, calls))))
+
+        others = [] if of_gradient else at_other_places(graphs.map(lambda graph: graph.trace), evidence.alignment)
+        for calls in (each.calls for each in others if each.position < end):
+            cause = _weights(Both(*(Router(graph, call, True) for graph, call in zip(graphs, calls))), diff)
+            if cause is not None:
+                return cause
 
         def precision(sides: Both[Router]) -> Cause | None:
             return _precision(sides, routers[:-1]) if in_one_dtype and sides is routers[-1] else None
@@ -740,6 +753,9 @@ def choice_cause(diff: Diff, step: Sequence[Diff], evidence: Evidence) -> Cause 
     except (RunFolderError, SketchOnlyError):
         return None
     limit = _limit(diff, step)
+    for each in at_other_places(traces, evidence.alignment, beyond=True):
+        if each.position < end and not within_rounding(each, limit, ()):
+            return _cause(each) if each.chosen.reference != each.chosen.candidate else _other_places(each)
     beyond = _beyond(flips, limit)
     if beyond is None or (beyond.ties.any() and _differs_elsewhere(diff, beyond, limit)):
         return None
@@ -1013,6 +1029,49 @@ def chose_labels(diff: Diff, cause: Cause) -> bool:
     return diff.pair.stage == "loss" and "int" in diff.pair.anchor.dtype and cause.kind.startswith(CHOICE)
 
 
+def matched_otherwise(diff: Diff, cause: Cause, evidence: Evidence) -> Cause | None:
+    """Return the cause that the loop gives the model's outputs other labels, by places that no recorded call chooses.
+
+    Args:
+        cause: the cause that the labels differ.
+    """
+    steps, sides = evidence.steps, operands(diff.pair) if diff.pair.complete else None
+    if steps is None or not isinstance(sides, Arrays) or not steps.reference.trace.functions:
+        return None
+    record = diff.pair.anchor
+    by_keys = steps.map(lambda step: _by_keys(step.trace, record.slot, record.call))
+    if True not in by_keys or None in by_keys:
+        return None
+    values = sides.values()
+    count, among = int((values.reference != values.candidate).sum()), values.reference.size
+    text = (
+        f"the loop gives the model's outputs other labels, by places that no recorded call chooses: {count:,} of "
+        f"{among:,} differ, and not only where outputs are equal within rounding"
+    )
+    return Cause("matching", text, lines=cause.lines)
+
+
+def _by_keys(trace: Trace, slot: str, number: int) -> bool | None:
+    """Return True if labels are put together by places that code outside of the trace chose, after the model's call;
+    False if that code makes the labels; `None` if it does neither.
+    """
+    model = next((k for k, call in enumerate(trace.calls) if call.layer == ROOT and not call.function), None)
+    name = slot.partition("()")[0]
+    losses = [call for call in trace.calls if call.layer == LOOP and call.function == name]
+    if model is None or number >= len(losses):
+        return None
+    labels = {operand.tensor for operand in losses[number].inputs[1:]}
+    after = [call for call in trace.calls[model + 1 :] if call.function]
+    by_key = False
+    for call in reversed(after):  # a call may change its input, and return it
+        if labels & {operand.tensor for operand in call.outputs}:
+            by_key = by_key or any(operand.slot.startswith(("key", "index")) for operand in call.inputs)
+            labels |= {operand.tensor for operand in call.inputs}
+    makers = {operand.tensor: call for call in reversed(after) for operand in call.outputs}
+    is_host = any(maker is None or maker.function == "tensor" for maker in map(makers.get, labels))
+    return by_key if is_host else None
+
+
 def _same(steps: Both[Step], calls: Both[TracedCall], what: str) -> bool:
     """Return True if two calls have the same first input or output.
 
@@ -1057,6 +1116,15 @@ def _last_limit(diffs: Iterable[Diff], limit: float) -> float:
         if each.passed and each.pair.stage == "forward" and each.judgement and each.judgement.figure in RELATIVE:
             limit = each.judgement.limit
     return limit
+
+
+def _other_places(flips: Flips) -> Cause:
+    """Return the cause that the code makes other places of those that a call chose, by scores that agree."""
+    text = (
+        f"{_name(flips.calls)}: the scores of the chosen agree, but the places that the code makes of these differ in "
+        f"{flips.count:,} of {len(flips.recorded):,} rows, beyond near ties"
+    )
+    return Cause("choice_places", text, lines=flips.calls.map(lambda call: call.line))
 
 
 def _cause(flips: Flips) -> Cause:

@@ -47,6 +47,9 @@ _LEAST_ROWS = 4
 _LEAST = 1e-5
 # Largest number of pairs of rows that are compared to find the rows of one tensor in another.
 _MOST = 1 << 22
+# Rows of which at most one is equal within rounding to a row that is exchanged: where more are, labels in any order
+# would seem to be.
+_NEAR = 4
 
 
 @dataclass(frozen=True)
@@ -60,6 +63,7 @@ class EarlierFlips:
         traced: traces of the last step with calls of functions: they show what depends on a choice.
         last: the judged diffs of the step before, and the share of its rows that chose otherwise.
         calls: names of the calls that chose otherwise.
+        exchanged: largest number of rows that were exchanged among equal ones.
     """
 
     grads: Mapping[Key, float] = field(default_factory=dict)
@@ -67,6 +71,11 @@ class EarlierFlips:
     traced: Both[Trace] | None = None
     last: tuple[StepDiffs, float] | None = None
     calls: frozenset[tuple[str, int, str, int]] = frozenset()
+    exchanged: int = 0
+
+    def with_counts(self, counts: ChoiceCounts) -> EarlierFlips:
+        """Return these with the rows that a step exchanged."""
+        return replace(self, exchanged=max(self.exchanged, counts.flipped)) if ("", LOOP) in counts.calls else self
 
     def with_traces(self, traces: Both[Trace]) -> EarlierFlips:
         """Return these with the traces of a step, if they have calls of functions."""
@@ -378,6 +387,10 @@ class _Judge:
             return
         if not flips.count and flips.shared is None:
             return
+        self._leave_out(flips)
+
+    def _leave_out(self, flips: Flips) -> None:
+        """Leave the rows that chose otherwise out of what follows."""
         self._explained.append(flips)
         self._share = min(1.0, self._share + flips.share)
         if flips.calls.reference.layer == LOOP:
@@ -387,8 +400,79 @@ class _Judge:
         if not flips.calls.reference.chooses:
             self._at_bounds = max(self._at_bounds, WHOLLY * math.sqrt(flips.share))
 
+    def _exchange(self, place: int, diff: Diff) -> bool:
+        """Leave rows out that got each other's labels, or gradients, if the model's outputs agree as well that way.
+
+        The code may choose where no call shows it: it matches outputs with targets, in numpy. Rows that are equal
+        within rounding may then be taken for each other. Returns True if all that differ are such rows.
+        """
+        sides = _values(diff) if diff.pair.complete and diff.problem is None and not self._faulty else None
+        if sides is None or not sides.reference.ndim:
+            return False
+        is_loss = diff.pair.stage == "loss"
+        number = math.prod(sides.reference.shape[: 1 if is_loss else -1])
+        rows = sides.map(lambda side: side.reshape(number, -1))
+        least, known = math.inf if is_loss else limits.allowed(diff.pair.anchor.dtype, "backward"), False
+        for k in self._outputs_beside(place):
+            values = _values(self._diffs[k])
+            if values is None or values.reference.size % number:
+                continue
+            known, outputs = True, values.map(lambda side: side.reshape(number, -1))
+            limit = limits.allowed(self._diffs.sites.anchor_dtypes[k], "forward")
+            mask = _exchanged(rows, outputs, least, limit)
+            if mask is not None:
+                self._leave_out(self._of_code(mask, diff))
+                return True
+        differ = (rows.reference != rows.candidate).any(axis=1)
+        ordered = rows.map(lambda side: np.sort(side[differ], axis=0))
+        is_order = is_loss and np.array_equal(ordered.reference, ordered.candidate)
+        if known or not is_order or differ.sum() > (1 + ALONG) * self._earlier.exchanged:
+            return False
+        exchanged = self._of_code(differ, diff)  # of outputs that are sketched, in a step after such rows
+        self._leave_out(exchanged)
+        self._share = min(1.0, self._share + ALONG * exchanged.share)  # others have equal labels
+        return True
+
+    def _outputs_beside(self, place: int) -> list[int]:
+        """Return the outputs of the model that a loss has beside its labels, or that a gradient belongs to."""
+        sites = self._diffs.sites
+        is_loss = sites.stages[place] == "loss"
+        name = sites.slots[place].partition("()")[0] if is_loss else sites.slots[place]
+        return [
+            k
+            for k in sites.places["loss" if is_loss else "forward"].tolist()
+            if k != place and (sites.layers[k], sites.calls[k]) == (sites.layers[place], sites.calls[place])
+            if (sites.slots[k].partition("()")[0] if is_loss else sites.slots[k]) == name and sites.shapes[k]
+            if self._rows["passed"][k] and self._is_relative(k)
+        ]
+
+    def _of_code(self, mask: np.ndarray, diff: Diff) -> Flips:
+        """Return rows that chose otherwise, as code did of which no call is recorded."""
+        shapes = [shape for shape in self._diffs.sites.shapes if math.prod(shape[:-1]) == len(mask) != shape[0]]
+        grid = shapes[0][:-1] if shapes else mask.shape
+        call, none = TracedCall(LOOP, 0), np.zeros(len(mask))
+        return Flips(
+            calls=Both(call, call),
+            position=0,
+            grid=grid,
+            rows=len(mask),
+            recorded=np.arange(len(mask)),
+            flipped=mask,
+            ties=none.astype(np.bool_),
+            error=none,
+            moved=none,
+            gap=none,
+            size=1.0,
+            chosen=Both(1, 1),
+            dtype=diff.pair.anchor.dtype,
+            places=np.asarray(mask.reshape(-1, grid[-1]).any(axis=0)) if shapes else None,
+        )
+
     def _judge(self, place: int, stage: str, limit: float) -> None:
         diff = self._diffs[place]
+        if stage == "loss" and loss_role(self._diffs.sites.slots[place]) == "labels" and self._exchange(place, diff):
+            self._pass(place)
+            return
         inside = any(diff.pair.anchor.layer == path or is_below(diff.pair.anchor.layer, path) for path in self._blocks)
         if inside and not diff.pair.complete and self._explained and not self._faulty:
             if diff.pair.anchor.layer not in self._called:
@@ -397,6 +481,8 @@ class _Judge:
         if inside and stage in ("forward", "backward") and self._holds_some(diff, stage, limit):
             self._pass(place)
             return
+        if stage == "backward" and not self._explained:
+            self._exchange(place, diff)
         if (
             self._faulty
             or not self._explained
@@ -410,6 +496,8 @@ class _Judge:
             return
         by_rows = self._by_rows(place, diff, limit) if stage in ("forward", "backward", "loss") else None
         if by_rows is not None:
+            if by_rows[0] > by_rows[1] and self._exchange(place, diff):  # of equal labels, too
+                by_rows = self._by_rows(place, diff, limit) or by_rows
             if by_rows[0] <= by_rows[1]:
                 self._pass(place, (Figure.OTHER_ROWS, *by_rows))
                 self._other_samples = self._other_samples or stage == "loss"
@@ -430,10 +518,9 @@ class _Judge:
             if stage == "backward" and sites.shapes[place]:
                 self._of_gradients = max(self._of_gradients, error)
         elif (
-            inside
+            ((inside and any(each.sends_rows for each in self._explained)) or self._has_places(diff))
             and stage in ("grad", "update")
             and outside is None
-            and any(each.sends_rows for each in self._explained)
             and self._rows["l2"][place] <= WHOLLY * self._largest(place, stage)
             and not self._is_scaled(diff, most)
         ):
@@ -448,12 +535,24 @@ class _Judge:
                 masks.append(mask if mask.shape == shape else mask.T)
             elif each.chosen_places is not None and each.rows == math.prod(shape):
                 masks.append(each.mask.reshape(shape))  # a mask of all elements
+            elif each.places is not None and shape[:1] == each.places.shape == each.grid[1:][-1:]:  # one row for each
+                masks.append(
+                    np.broadcast_to(each.places.reshape(-1, *[1] * (len(shape) - 1)), shape)
+                )  # one row for each
         values = _values(diff) if masks else None
         if values is None:
             return None
         mask = np.logical_or.reduce([*masks, *(mask.T for mask in masks if shape == shape[::-1])])
         errors, sizes = (np.abs(array).reshape(-1) for array in (values.candidate - values.reference, values.reference))
         return _relative(errors, sizes, ~mask.reshape(-1))
+
+    def _has_places(self, diff: Diff) -> bool:
+        """Return True if a parameter has a row for each of the places that code exchanged of which no call shows it."""
+        shape = diff.pair.anchor.shape
+        return any(
+            not each.calls.reference.function and each.places is not None and each.places.shape == shape[:1]
+            for each in self._explained
+        )
 
     def _is_scaled(self, diff: Diff, limit: float) -> bool:
         """Return True if the gradient of the places that no row with another choice chose differs by one factor.
@@ -717,6 +816,49 @@ class _Judge:
             figure, value, limit = judged
             self._rows["figure"][place] = FIGURE_NUMBERS[figure]
         self._rows["value"][place], self._rows["limit"][place] = value, limit
+
+
+def _exchanged(sides: Both[np.ndarray], outputs: Both[np.ndarray], least: float, limit: float) -> np.ndarray | None:
+    """Return a mask of the rows that differ, if these are exchanged among rows of outputs that are equal within the
+    noise of most rows, or about as near to each other's place as to their own.
+
+    `None` if they are not, or if so many rows are equal that it shows nothing.
+
+    Args:
+        sides: labels, or gradients, as rows.
+        outputs: outputs of the model, as rows.
+        least, limit: relative errors of both that are rounding; an infinite one for labels, which have to be equal.
+    """
+    scales = [_rms_of_rows(each.reference) for each in (sides, outputs)]
+    errors = [np.linalg.norm(each.candidate - each.reference, axis=1) for each in (sides, outputs)]
+    if not all(scales):
+        return None
+    noises = [
+        0.0 if math.isinf(rounding) else SINGLE * max(float(np.median(error)) / scale, rounding)
+        for error, scale, rounding in zip(errors, scales, (least, limit))
+    ]
+    differ: np.ndarray = errors[0] > noises[0] * scales[0]
+    at = np.flatnonzero(differ)
+    if not len(at) or len(at) * outputs.reference.size > _MOST:
+        return None
+    apart = [
+        np.linalg.norm(each.candidate[at][:, None] - each.reference[None, :], axis=2) / scale
+        for each, scale in zip((sides, outputs), scales)
+    ]
+    near = apart[1] <= np.maximum(noises[1], LARGEST * errors[1][at, None] / scales[1])
+    if near.sum() * _NEAR > near.size:
+        return None
+    distance = np.where(near & (apart[0] <= noises[0]), apart[1], np.inf)[:, at]
+    for _ in at:  # the nearest ones first, each row once
+        row, partner = np.unravel_index(int(distance.argmin()), distance.shape)
+        if not np.isfinite(distance[row, partner]):
+            return None
+        distance[row, :] = distance[:, partner] = np.inf
+    return differ
+
+
+def _rms_of_rows(rows: np.ndarray) -> float:
+    return math.sqrt(float((rows**2).sum()) / len(rows))
 
 
 def within_rounding(flips: Flips, limit: float, before: Sequence[Flips]) -> bool:
