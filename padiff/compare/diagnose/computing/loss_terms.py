@@ -221,7 +221,7 @@ def described(
     own: Terms, other: Terms | None, sheet: FormulaView | None, weighing: Weighing, surplus: bool
 ) -> tuple[str, str, Both[Frame | None], Both[Any] | None] | None:
     """Return the kind and the text of a difference in weights, the lines of the reference's and the candidate's code,
-    and the reductions of both, if they differ; `None` if there is no such difference, or it has several forms.
+    and the reductions or the weights of both; `None` if there is no such difference, or it has several forms.
 
     Args:
         own: the terms that explain the other side's loss.
@@ -238,7 +238,7 @@ def described(
     if not changed or len(changed) > 2:
         return None
     owner, lacking = ("the candidate", "the reference") if surplus else ("the reference", "the candidate")
-    texts, kinds = [], []
+    texts, kinds, weights = [], [], []
     amounts: Both[Any] = Both(0.0, 0.0)
     for ratio in changed:
         places = [k for k, each in enumerate(ratios) if math.isclose(each, ratio, rel_tol=_SAME, abs_tol=1e-12)]
@@ -268,15 +268,18 @@ def described(
         term = "the loss" if whole else f"a term of the loss ({names_of(own, places)})"
         texts.append(text.replace("{term}", term))
         kinds.append(kind)
+        weights.append(amounts)
     places = [k for k, each in enumerate(ratios) if each != 1.0]
     partner = None if other is None else _partner(own, other, places)
-    reductions = amounts if kinds[0] == "reduction" and amounts.reference and len(texts) == 1 else None
+    differing = amounts if kinds[0] == "reduction" and amounts.reference and len(texts) == 1 else None
+    if {*kinds} == {"loss_term_weight"} and all(map(any, weights)):
+        differing = Both(*zip(*weights))
     own_weight, other_weight = amounts.swapped(surplus) if kinds[0] != "reduction" else (0.0, 0.0)
     line = _line(own, places, kinds[0], own_weight)
     other_line = None if sheet is None else sheet.line(sheet.last)
     if other is not None and partner is not None:
         other_line = _line(other, partner, kinds[0], other_weight) or other_line
-    return kinds[0], "; ".join(texts), Both(line, other_line).swapped(surplus), reductions
+    return kinds[0], "; ".join(texts), Both(line, other_line).swapped(surplus), differing
 
 
 def _calls_as_many(own: Terms, sheet: FormulaView, places: Sequence[int]) -> bool:

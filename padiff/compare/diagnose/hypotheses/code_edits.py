@@ -727,7 +727,10 @@ def _as_limit(case: Case, trial: Found) -> Found:
                 f"in the candidate, the limit of {sheet.named(kept)} is {numbers.candidate:.6g} for the reference's "
                 f"{numbers.reference:.6g} ({sheet.where(at)})"
             )
-            return replace(trial, edit=replace(trial.edit, kind="limit", name="a limit", text=text, other=k), head="")
+            edit = replace(
+                trial.edit, kind="limit", name="a limit", text=text, other=k, values=Both(limit, theirs)
+            )  # fmt: skip
+            return replace(trial, edit=edit, head="")
     return trial
 
 
