@@ -16,7 +16,7 @@ from itertools import islice, pairwise, permutations
 from padiff.compare.declared.layers import layer_fix
 from padiff.frameworks.catalog import number_text
 from padiff.model.equivalents import common_kind
-from padiff.records import Layer
+from padiff.records import Both, Layer
 from padiff_cli.fix.arithmetic import Arithmetic, UnknownError
 from padiff_cli.fix.fault import Fault
 from padiff_cli.fix.matching import inner_expressions, unread_variables
@@ -69,6 +69,7 @@ def insertions(fault: Fault, project: Project) -> Iterator[Proposal]:
     yield from _taken_place(fault, project)
     yield from _micro_batches(fault, project)
     yield from _scaled_terms(fault, project)
+    yield from _scaled_by_names(fault, project)
     yield from _masked_mean(fault, project)
     yield from _unscaled(fault, project)
     yield from _missing_norm(fault, project)
@@ -342,6 +343,15 @@ def _scaled_terms(fault: Fault, project: Project) -> Iterator[Proposal]:
         yield from scaled_terms(fault, project, numbers[0])
 
 
+def _scaled_by_names(fault: Fault, project: Project) -> Iterator[Proposal]:
+    """Yield a term times the ratio of two weights, where a name holds it, or its root."""
+    numbers = fault.numbers[0] if len(fault.numbers) == 1 and fault.kind == "loss_term_weight" else Both(1.0, 1.0)
+    ratio = numbers.reference / numbers.candidate if numbers.candidate not in (0.0, 1.0) else 0.0
+    for proposal in scaled_terms(fault, project, ratio) if ratio > 0 else ():
+        if not proposal.words.endswith(f" {number_text(ratio)}"):
+            yield replace(proposal, weight=proposal.weight - 2)
+
+
 def scaled_terms(fault: Fault, project: Project, number: float) -> Iterator[Proposal]:
     """Yield a term of the sum at a fault times a number: the last term first."""
     own = fault.models.lines.candidate
@@ -350,9 +360,17 @@ def scaled_terms(fault: Fault, project: Project, number: float) -> Iterator[Prop
     terms: list[tuple[Source, ast.expr]] = []
     for frame in dict.fromkeys(frames):
         source, statement = project.statement_at(frame)
-        value = getattr(statement, "value", None)
-        if source is not None and isinstance(value, ast.expr):
-            terms += [(source, term) for term in reversed(_terms(value)) if not _is_class(term)]
+        # The sum of a loss may stand behind the call that the verdict shows.
+        function = source.function(statement) if source is not None and statement is not None else None
+        sums = [
+            each
+            for each in ast.walk(function)
+            if isinstance(each, (ast.Return, ast.Assign)) and _is_sum(each.value) and frame in losses
+        ] if function is not None else []  # fmt: skip
+        for each in [*sums, statement]:
+            value = getattr(each, "value", None)
+            if source is not None and isinstance(value, ast.expr) and not isinstance(each, ast.Expr):
+                terms += [(source, term) for term in reversed(_terms(value)) if not _is_class(term)]
     agreeing = _tail(fault.partner_of(fault.first.last_agreeing))
     # What the layer that still agrees gives comes first.
     ranked = sorted(dict.fromkeys(terms), key=lambda term: not _calls_of(term[1], agreeing))
@@ -720,7 +738,7 @@ def _sum_order(fault: Fault, project: Project) -> Iterator[Proposal]:
     yield from _ranked((edits, "the activation is of the sum") for edits in patches)
 
 
-def _is_sum(node: ast.AST) -> bool:
+def _is_sum(node: ast.AST | None) -> bool:
     return isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add)
 
 

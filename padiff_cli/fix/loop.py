@@ -156,6 +156,7 @@ class LoopRules(Drafts):
         if self._fault.kind != "learning_rate":
             return
         yield from self._first_rate()
+        yield from self._callbacks()
         for source, step, _ in self._optimizer_steps():
             for name in _schedules(source):
                 calls = [
@@ -184,6 +185,57 @@ class LoopRules(Drafts):
                     if len(calls) > 1:
                         yield Proposal((line_removed(source, statement),), "the schedule steps once", CALLS)
 
+    def _callbacks(self) -> Iterator[Proposal]:
+        """Yield the other pace of the callback by which paddle's `Model.fit` steps a schedule: each step, if none."""
+        callbacks = self._project.calls("LRScheduler")
+        for source, call in callbacks:
+            flags = {each.arg: each.value for each in call.keywords if isinstance(each.value, ast.Constant)}
+            edits = [Edit(source.file, *source.span(each), str(not each.value)) for each in flags.values()]
+            by_epoch = (
+                flags["by_epoch"].value if "by_epoch" in flags else not flags["by_step"].value if flags else False
+            )
+            if not edits:
+                end = source.span(call)[1] - 1
+                edits = [Edit(source.file, end, end, "by_step=False, by_epoch=True")]
+            words = f"the schedule steps after each {'step' if by_epoch else 'epoch'}"
+            yield Proposal(tuple(edits), words, CALLS - 0.3)
+        fits = self._project.calls("fit") if self._framework == "paddle" and not callbacks else []
+        for source, call in fits:
+            if not self._project.calls("prepare") or any(each.arg is None for each in call.keywords):
+                continue
+            text = "paddle.callbacks.LRScheduler(by_step=False, by_epoch=True)"
+            lists = [each.value for each in call.keywords if each.arg == "callbacks"]
+            end = source.span(lists[0] if lists else call)[1] - 1
+            edits = [Edit(source.file, end, end, f", {text}" if lists else f", callbacks=[{text}]")]
+            if not source.spelled("paddle"):
+                edits.append(source.import_edit("paddle"))
+            if not lists or (isinstance(lists[0], ast.List) and lists[0].elts):
+                yield Proposal(tuple(edits), "the schedule steps after each epoch", CALLS - 0.3)
+
+    def _clipped_together(self) -> Iterator[Proposal]:
+        """Yield the clipping of all gradients together, in the place of paddle's, which is of each group's own."""
+        is_by_group = any(each.name == "clip by_group" and each.values.candidate for each in self._fault.settings)
+        made = self._project.statement_at(self._models.lines.candidate.get(ROOT))[1]
+        root = dotted(made.targets[0]) if isinstance(made, ast.Assign) else ""
+        for source, call in self._project.catalog_calls("optimizer") if is_by_group else ():
+            keyword = next((each for each in call.keywords if each.arg == "grad_clip"), None)
+            value = None if keyword is None else keyword.value
+            limit = next(iter([*value.args, *(each.value for each in value.keywords)]), None) if isinstance(
+                value, ast.Call) else None  # fmt: skip
+            for holder, step, _ in self._optimizer_steps():
+                if (
+                    keyword is not None
+                    and limit is not None
+                    and value_text(limit)
+                    and (model := _model_of(holder, step) or root)
+                ):
+                    head = holder.spelled("paddle.nn.utils.clip_grad_norm_") or "paddle.nn.utils.clip_grad_norm_"
+                    edits = Writer(source, self._framework, {}).edits(Change("remove", keyword, "grad_clip"))
+                    text = f"{head}({model}.parameters(), {source.code(limit)})"
+                    more = () if holder.spelled("paddle") else (holder.import_edit("paddle"),)
+                    words = "gradients of all groups are clipped together"
+                    yield Proposal((*edits, line_before(holder, step, text), *more), words, CALLS - 0.2)
+
     def _first_rate(self) -> Iterator[Proposal]:
         """Yield the reference's first learning rate for the number in the schedule that is the candidate's."""
         rates = self._fault.rates
@@ -203,6 +255,7 @@ class LoopRules(Drafts):
         kind = self._fault.kind
         if not kind.startswith("clip"):
             return
+        yield from self._clipped_together()
         function, limit = self._fault.clipping
         own = [(source, call) for source, call in self._project.calls("clip_grad_norm_", "clip_grad_value_")]
         if function and not own and self._framework == "torch":

@@ -363,7 +363,15 @@ class Rules(Drafts):
         paths = re.findall(r"`([^`]+)`", self._fault.words)
         layer = next((each for each in self._models.layers.reference if each.path in paths), None)
         number = re.search(rf" of (\w+) ({SIGNED})$", function)
-        values = {number[1]: float(number[2])} if number is not None else {} if layer is None else layer.settings
+        # In words a slope has no name of an argument.
+        names = {"slope": "negative_slope"}
+        values = (
+            {names.get(number[1], number[1]): float(number[2])}
+            if number is not None
+            else {}
+            if layer is None
+            else layer.settings
+        )
         keywords = [
             ast.keyword(name, ast.Constant(value)) for name, value in values.items() if isinstance(value, (int, float))
         ]

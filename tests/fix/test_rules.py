@@ -301,6 +301,41 @@ CASES = {
                         values=Both(None, ((1.0105829, 0.0),)))},
         ["-    return x / x.std(axis=0)", "+    return x / x.std(axis=0, ddof=1)"],
     ),
+    "a factor that is the square of a name": (
+        {"text": "def kd(p, q, t, a=0.7):\n    hard = f(p)\n    return a * kl(p / t, q) + hard\nkd(p, q, t=3.0)\n",
+         "stage": "backward", "at": "return",
+         "cause": Cause("loss_term_weight", "", values=Both((6.3,), (0.7,)))},
+        ["-    return a * kl(p / t, q) + hard", "+    return t ** 2 * a * kl(p / t, q) + hard"],
+    ),
+    "the pace of a callback": (
+        {"text": "model.prepare(opt, loss)\nmodel.fit(data, callbacks=[LRScheduler(by_step=True, by_epoch=False)])\n",
+         "stage": "update", "framework": "paddle", "cause": Cause("learning_rate", "")},
+        ["-model.fit(data, callbacks=[LRScheduler(by_step=True, by_epoch=False)])",
+         "+model.fit(data, callbacks=[LRScheduler(by_step=False, by_epoch=True)])"],
+    ),
+    "a callback that is missing": (
+        {"text": "import paddle\nmodel.prepare(opt, loss)\nmodel.fit(data, epochs=2)\n",
+         "stage": "update", "framework": "paddle", "cause": Cause("learning_rate", "")},
+        ["-model.fit(data, epochs=2)",
+         "+model.fit(data, epochs=2, callbacks=[paddle.callbacks.LRScheduler(by_step=False, by_epoch=True)])"],
+    ),
+    "clipping of all groups together": (
+        {"text": "import paddle\nnet = Net()\nopt = paddle.optimizer.Adam(0.1, parameters=groups, "
+         "grad_clip=ClipGradByGlobalNorm(0.5))\nfor x in batches():\n    opt.step()\n", "stage": "grad",
+         "framework": "paddle", "lines": {ROOT: "net ="},
+         "settings": (Difference("clip by_group", Both(None, True), "grad", "clip"),),
+         "cause": Cause("clip", "gradients are clipped differently")},
+        ["-opt = paddle.optimizer.Adam(0.1, parameters=groups, grad_clip=ClipGradByGlobalNorm(0.5))",
+         "+opt = paddle.optimizer.Adam(0.1, parameters=groups)",
+         "+    paddle.nn.utils.clip_grad_norm_(net.parameters(), 0.5)"],
+    ),
+    "the slope of an activation, a parameter's default": (
+        {"text": "class B:\n    def __init__(self, slope=0.1):\n        self.slope = slope\n"
+         "    def forward(self, x):\n        return F.leaky_relu(self.norm(x), self.slope)\n", "at": "return",
+         "framework": "paddle", "cause": Cause("activation", "", values=Both("leaky ReLU of slope 0.01",
+                                                                             "leaky ReLU of slope 0.1"))},
+        ["-    def __init__(self, slope=0.1):", "+    def __init__(self, slope=0.01):"],
+    ),
     "the window of a dataset": (
         {"text": "class D:\n    def __getitem__(self, i):\n        stop = i + 8\n"
          "        part = self.x[i + 1 : stop + 1]\n        return part - part.mean()\n", "stage": "input",
