@@ -401,9 +401,12 @@ def _is_proven(first: FirstDiff) -> bool:
 
 def _is_sure(before: Report, fault: FirstDiff, after: Report) -> bool:
     """Return True if a proven fault is gone, and all faults that are left were reported before or come later."""
-    known, first = {_key(each) for each in _faults(before)} - {_key(fault)}, after.first_diff
+    first = after.first_diff
+    # One cause may be seen at another layer once the fault is gone.
+    known, left = ({(each[0], each[-1]) for each in map(_key, _faults(report))} for report in (before, after))
     is_later = first is not None and fault.diff is not None and first.step > fault.step
-    return _is_proven(fault) and (is_later or {_key(each) for each in _faults(after)} <= known)
+    is_gone = _key(fault) not in map(_key, _faults(after))
+    return _is_proven(fault) and is_gone and (is_later or left <= known)
 
 
 def _is_known(before: Report, after: Report) -> bool:
