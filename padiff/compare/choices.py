@@ -242,15 +242,15 @@ def at_other_places(traces: Both[Trace], alignment: Alignment, beyond: bool = Fa
         beyond: True to yield also calls of which one chooses more places, or of whose places the code makes others in
             most rows.
     """
-    rest = _unpaired(traces, alignment)
+    others = _unpaired(traces, alignment)
     partners = {LOOP: LOOP, **{pair.reference.path: pair.candidate.path for pair in alignment.pairs}}
-    for chooser in rest.reference:
-        for partner in rest.candidate:
+    for chooser in others.reference:
+        for partner in others.candidate:
             flips = None
             if partners.get(chooser.call.layer) == partner.call.layer and chooser.call.call == partner.call.call:
                 flips = _attained(traces, Both(chooser, partner), beyond)
             if flips is not None:
-                rest.candidate.remove(partner)
+                others.candidate.remove(partner)
                 yield flips
                 break
 
@@ -286,10 +286,10 @@ def _by_code(traces: Both[Trace], alignment: Alignment, traced: Both[Trace] | No
     if not any(makers):
         return
     partners = {pair.reference.path: pair.candidate.path for pair in alignment.pairs}
-    rest = _unpaired(shown, alignment)
+    others = _unpaired(shown, alignment)
     for chooser, (position, call), is_reference in (
-        *((chooser, maker, True) for chooser, maker in product(rest.reference, makers.candidate)),
-        *((chooser, maker, False) for chooser, maker in product(rest.candidate, makers.reference)),
+        *((chooser, maker, True) for chooser, maker in product(others.reference, makers.candidate)),
+        *((chooser, maker, False) for chooser, maker in product(others.candidate, makers.reference)),
     ):
         layers = (chooser.call.layer, call.layer) if is_reference else (call.layer, chooser.call.layer)
         other = shown.candidate if is_reference else shown.reference
@@ -445,9 +445,9 @@ def _indices(trace: Trace, chooser: _Chooser) -> list[np.ndarray]:
             and math.prod(trace.tensors[operand.tensor].shape) == chooser.rows * count
             and (operand.tensor in after or not (trace.functions or call.function))
         ]
-        made = {operand.tensor for operand in call.outputs if not _is_real(trace, operand.tensor)}
-        if call.function and made:
-            after |= made if places else set()
+        computed = {operand.tensor for operand in call.outputs if not _is_real(trace, operand.tensor)}
+        if call.function and computed:
+            after |= computed if places else set()
             continue
         for traced in (trace.tensors[number] for number in places):
             if traced.source is not None and not traced.source.sketched and axis is not None:

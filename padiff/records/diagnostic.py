@@ -1179,6 +1179,8 @@ def _with_reduction(line: CodeLine, cause: Cause) -> str:
     if not cause.proven or not cause.kind.startswith("reduction") or cause.values is None or line.span is None:
         return ""
     (start, end), (reference, candidate) = line.span, cause.values
+    if not isinstance(reference, str):
+        return ""  # an index on one side
     mentions = re.finditer(rf"\ba?{candidate}(?=\()|(?<=[\"']){candidate}(?=[\"'])", line.code)
     calls = [each for each in mentions if start <= each.start() < end]
     # Along an axis, torch's maximum is a tuple, and the largest value alone has a name of its own.

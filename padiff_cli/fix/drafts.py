@@ -31,8 +31,6 @@ from padiff_cli.fix.vocabulary import (
 
 #: A number, as causes show it.
 SIGNED = r"[-+]?\d+(?:\.\d+)?(?:e[-+]?\d+)?"
-#: Causes that name two numbers: the candidate's comes first.
-NUMBERS = re.compile(rf"is ({SIGNED})(?: in the candidate| \(.*?\)+)? for the reference's ({SIGNED})(?![\w.])")
 #: Ranks of proposals: a cause's own fix, the two lines, calls of a step, other lines.
 FIX, LINES, CALLS, OTHERS = 0.0, 2.0, 1.0, 6.0
 

@@ -31,6 +31,7 @@ class Fault:
         reference_run: the reference's folder, as the user wrote it.
         reference_code: the reference's own files, where they lie in the working folder as they were recorded.
         settings: the settings that the runs declare differently.
+        length: the number of steps that were compared, from the first one on; 0 if not known.
     """
 
     first: FirstDiff
@@ -38,6 +39,7 @@ class Fault:
     reference_run: str
     reference_code: Project
     settings: Sequence[Difference] = ()
+    length: int = 0
 
     @property
     def kind(self) -> str:
@@ -53,6 +55,15 @@ class Fault:
     def values(self) -> Both[Any] | None:
         """Return what either side has, as the cause says; `None` if the cause is about no values."""
         return None if self.first.cause is None else self.first.cause.values
+
+    @property
+    def numbers(self) -> list[Both[float]]:
+        """Return the numbers that the cause is about, of both sides."""
+        if self.values is None:
+            return []
+        sides = [side if isinstance(side, tuple) else (side,) for side in self.values]
+        pairs = [Both(*pair) for pair in zip(*sides)] if len({*map(len, sides)}) == 1 else []
+        return [pair.map(float) for pair in pairs] if all(_is_number(each) for pair in pairs for each in pair) else []
 
     @property
     def rates(self) -> Both[float]:

@@ -79,6 +79,8 @@ def parameter_groups(fault: Fault, project: Project) -> Iterator[Proposal]:
                 if keyword.arg == _BY_NAME and difference.name in _DECAYS and difference.values.reference:
                     edits = Writer(source, framework, {}).edits(Change("remove", keyword, _BY_NAME))
                     yield Proposal(edits, f"`{_BY_NAME}` is left out", _WEIGHT)
+            if setting and given is not None:
+                yield from _in_groups(source, given, sites, setting)
             if given is None or not model or not setting:
                 continue
             for test, words in _tests(sites):
@@ -216,6 +218,37 @@ def _listed(source: Source, function: ast.expr, test: str, words: str) -> Iterat
             yield Proposal((Edit(source.file, end, end, f" if {test}"),), words, _WEIGHT - 0.1)
 
 
+def _in_groups(source: Source, given: ast.expr, sites: Sequence[str], setting: tuple[str, str]) -> Iterator[Proposal]:
+    """Yield the setting of a group that does not set it: the group whose code names one of the layers comes first."""
+    groups = [
+        node
+        for node in ast.walk(_list_of(source, given))
+        if isinstance(node, ast.Dict) and "params" in map(_key, node.keys) and setting[0] not in map(_key, node.keys)
+    ]
+    layers = {part for site in sites for part in site.rpartition("/")[0].split(".")}
+    ranked = sorted(groups, key=lambda node: not layers.intersection(re.findall(r"\.(\w+)", source.code(node))))
+    for k, node in enumerate(ranked[:_MOST_PLACES] if len(groups) > 1 or isinstance(given, ast.List) else ()):
+        end = source.span(node.values[-1])[1]
+        edit = Edit(source.file, end, end, f', "{setting[0]}": {setting[1]}')
+        yield Proposal((edit,), f"the group's `{setting[0]}` is {setting[1]}", _WEIGHT + 0.1 * k)
+
+
+def _list_of(source: Source, given: ast.expr) -> ast.AST:
+    """Return the list of groups that a variable holds, or the expression itself."""
+    values: list[ast.AST] = [
+        each.value
+        for each in source.nodes
+        if isinstance(each, ast.Assign) and dotted(given) and dotted(given) in map(dotted, each.targets)
+    ]
+    if isinstance(given, ast.Call):
+        values = [
+            each
+            for each in source.nodes
+            if isinstance(each, ast.FunctionDef) and each.name == last_name(given.func)
+        ]  # fmt: skip
+    return values[0] if len(values) == 1 else given
+
+
 def _grouped(
     source: Source, call: ast.Call, given: ast.expr, model: str, test: str, words: str, setting: tuple[str, str],
     framework: str,
@@ -245,7 +278,7 @@ def _parameters_of(call: ast.Call) -> ast.expr | None:
     for keyword in call.keywords:
         if keyword.arg in _PARAMETERS:
             return keyword.value
-    return next((each for each in call.args if _model_of(each)), None)
+    return next((each for each in call.args if _model_of(each) or isinstance(each, ast.List)), None)
 
 
 def _model_of(given: ast.expr | None) -> str:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import ast
 import math
-import operator
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -17,10 +16,10 @@ from itertools import islice, pairwise, permutations
 from padiff.compare.declared.layers import layer_fix
 from padiff.frameworks.catalog import number_text
 from padiff.model.equivalents import common_kind
-from padiff.records import Layer
-from padiff_cli.fix.drafts import NUMBERS, SIGNED
+from padiff.records import Both, Layer
+from padiff_cli.fix.arithmetic import Arithmetic, UnknownError
 from padiff_cli.fix.fault import Fault
-from padiff_cli.fix.matching import unread_variables
+from padiff_cli.fix.matching import inner_expressions, unread_variables
 from padiff_cli.fix.source import (
     Edit,
     Project,
@@ -40,16 +39,12 @@ from padiff_cli.fix.vocabulary import UNARY, is_layer, kind_of, number_of, whole
 _NAMED, _GUESSED = 1.5, 1.8
 # Largest number of proposals of a rule: each is a run.
 _MOST = 6
-_NOT_SCALED = re.compile(rf"mul\(\) in [^:]* is left out: (?:what [^:]* is not|nothing is) scaled by ({SIGNED})")
-_TIMES = re.compile(rf"are ({SIGNED}) times the reference's")
 # Calls of both sides, and a layer's output that only the reference adds.
 _OTHER_CALLS = re.compile(r"the candidate calls (.*?), where the reference calls (.*)")
 _CALLED = re.compile(r"(\w+)\(\)")
 _NOT_ADDED = re.compile(r"what `([^`]+)` gives is not added")
-_ARITHMETIC = {
-    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
-    ast.FloorDiv: operator.floordiv, ast.Pow: operator.pow,
-}  # fmt: skip
+# Relative error of a number that a cause shows with six digits, or of its square.
+_DIGITS = 2e-5
 _PRODUCTS = frozenset(("matmul", "bmm", "einsum", "baddbmm", "mm"))
 # Functions that compare a prediction with a target, beside the losses of the catalog.
 _COMPARING = frozenset(("cosine_similarity", "pairwise_distance", "kl_div"))
@@ -71,8 +66,10 @@ def insertions(fault: Fault, project: Project) -> Iterator[Proposal]:
     yield from _attention_scale(fault, project)
     yield from _divisor(fault, project)
     yield from _sum_of_samples(fault, project)
+    yield from _taken_place(fault, project)
     yield from _micro_batches(fault, project)
     yield from _scaled_terms(fault, project)
+    yield from _scaled_by_names(fault, project)
     yield from _masked_mean(fault, project)
     yield from _unscaled(fault, project)
     yield from _missing_norm(fault, project)
@@ -155,10 +152,9 @@ def _variables(function: ast.FunctionDef | ast.AsyncFunctionDef, statement: ast.
 
 def _attention_scale(fault: Fault, project: Project) -> Iterator[Proposal]:
     """Yield the reference's scale of a product, where the cause names both scales."""
-    found = NUMBERS.search(fault.words) if fault.kind == "attention_scale" else None
-    if found is None:
+    if fault.kind != "attention_scale" or len(fault.numbers) != 1:
         return
-    own, right = map(float, found.groups())
+    right, own = fault.numbers[0]
     size = _square(right)
     if own != 1.0 and own > 0 and right > 0:
         yield from _scale_of_size(project, _square(own), size)
@@ -208,29 +204,13 @@ def _scale_of_size(project: Project, wrong: int, size: int) -> Iterator[Proposal
         yield Proposal((edit,), f"the scale is of {text} for {source.code(base)}", _NAMED - 0.1)
 
 
-def _held_number(project: Project, source: Source, node: ast.expr, depth: int = 3) -> float | None:
+def _held_number(project: Project, source: Source, node: ast.expr) -> float | None:
     """Return the number that an expression has, computed from the numbers that its names hold; `None` if not known."""
-    number = number_of(node)
-    if number is not None or not depth:
-        return number
-    if isinstance(node, ast.BinOp) and type(node.op) in _ARITHMETIC:
-        sides = [_held_number(project, source, each, depth) for each in (node.left, node.right)]
-        try:
-            return None if None in sides else float(_ARITHMETIC[type(node.op)](*sides))
-        except (ArithmeticError, TypeError):
-            return None
-    if not dotted(node):
+    try:
+        number = Arithmetic(project).number(source, node)
+    except UnknownError:
         return None
-    values = project.definitions(source, node)
-    if not values:
-        scope = source.class_around(node) if isinstance(node, ast.Attribute) else source.function(node)
-        values = [
-            (source, each.value)
-            for each in ast.walk(scope or source.tree)
-            if isinstance(each, ast.Assign) and dotted(node) in map(dotted, each.targets)
-        ]
-    numbers = {_held_number(project, place, value, depth - 1) for place, value in values}
-    return numbers.pop() if len(numbers) == 1 else None
+    return float(number) if isinstance(number, (int, float)) else None
 
 
 def _products(project: Project) -> list[tuple[Source, ast.expr, str]]:
@@ -259,10 +239,9 @@ def _products(project: Project) -> list[tuple[Source, ast.expr, str]]:
 
 def _divisor(fault: Fault, project: Project) -> Iterator[Proposal]:
     """Yield the division of the loss before backward, where gradients are a whole number of times the reference's."""
-    found = _TIMES.search(fault.words)
-    if found is None or fault.first.stage not in ("backward", "grad", "loss"):
+    if fault.first.stage not in ("backward", "grad", "loss"):
         return
-    times = float(found[1])
+    times = next((each.candidate for each in fault.numbers if each.reference == 1.0), 0.0)
     count = round(times)
     if count < 2 or abs(times - count) > 1e-3 * count:
         return
@@ -297,7 +276,13 @@ def _sum_of_samples(fault: Fault, project: Project) -> Iterator[Proposal]:
         text = source.code(inner)
         text = f"({text})" if isinstance(inner, (ast.BinOp, ast.UnaryOp, ast.IfExp)) else text
         if counts.reference < counts.candidate:
-            for flat, words in (("", ""), (".flatten(1)", ", of any number of axes")):
+            for mask in _masks(source, statement) if statement is not None else ():
+                if mask in [source.code(each) for each in inner_expressions(inner)]:
+                    edit = Edit(source.file, *source.span(node), f"{text}.sum() / {mask}.sum()")
+                    yield Proposal((edit,), "the mean is over the places that the mask keeps", _NAMED - 0.1)
+            # The samples are a divisor of all places.
+            flats = (("", ""), (".flatten(1)", ", of any number of axes"))
+            for flat, words in flats if not counts.candidate % counts.reference else ():
                 edit = Edit(source.file, *source.span(node), f"{text}{flat}.sum({axis}).mean()")
                 yield Proposal((edit,), f"each sample is summed before the mean{words}", _NAMED)
         elif isinstance(inner, ast.Call) and last_name(inner.func) == "sum" and isinstance(inner.func, ast.Attribute):
@@ -305,6 +290,32 @@ def _sum_of_samples(fault: Fault, project: Project) -> Iterator[Proposal]:
             summed = owner if dotted(owner) not in source.modules else next(iter(inner.args), owner)
             edit = Edit(source.file, *source.span(node), f"({source.code(summed)}).mean()")
             yield Proposal((edit,), "the mean is over all places", _NAMED)
+
+
+def _taken_place(fault: Fault, project: Project) -> Iterator[Proposal]:
+    """Yield one place of an axis for a reduction over the axis, or the reduction for the place, as the cause says."""
+    source, statement = project.statement_at(fault.lines.candidate)
+    values = fault.values
+    if fault.kind != "reduction_form" or values is None or not isinstance(values.candidate, tuple):
+        return
+    (place, right), (_, own) = values
+    for node in ast.walk(statement) if source is not None and statement is not None else ():
+        if source is None:
+            return
+        if isinstance(node, ast.Call) and last_name(node.func) in (own, f"a{own}"):
+            inner = next(inner_expressions(node), None)
+            axes = [number_of(each) for each in (*node.args, *(keyword.value for keyword in node.keywords))]
+            if inner is not None and (place in axes or -1 in axes):
+                text = f"{source.code(inner)}[{':, ' * place}{right}]"
+                edit = Edit(source.file, *source.span(node), text)
+                yield Proposal((edit,), f"place {right} is taken for the {own}", _NAMED)
+        if isinstance(node, ast.Subscript) and isinstance(own, int):
+            items = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
+            if len(items) == place + 1 and number_of(items[-1]) == own:
+                axis = "axis" if fault.frameworks[1] == "paddle" else "dim"
+                text = f"{source.code(node.value)}.{right if right in ('mean', 'sum') else f'a{right}'}({axis}={place})"
+                edit = Edit(source.file, *source.span(node), text)
+                yield Proposal((edit,), f"the {right} is taken for place {own}", _NAMED)
 
 
 def _micro_batches(fault: Fault, project: Project) -> Iterator[Proposal]:
@@ -325,49 +336,90 @@ def _micro_batches(fault: Fault, project: Project) -> Iterator[Proposal]:
 
 
 def _scaled_terms(fault: Fault, project: Project) -> Iterator[Proposal]:
-    """Yield a term of a sum times the factor that only the reference has, as the cause says: the last term first."""
-    found, weights = _NOT_SCALED.search(fault.words), NUMBERS.search(fault.words)
-    if fault.kind == "loss_term_weight" and weights is not None and float(weights[1]) == 1.0:
-        number = float(weights[2])  # the candidate has no factor
-    elif found is not None:
-        number = float(found[1])
-    else:
-        return
+    """Yield a term of a sum times the factor that only the reference has, as the cause says."""
+    # A factor of the candidate's is another number of its code.
+    numbers = [each.reference for each in fault.numbers if each.candidate == 1.0]
+    if fault.kind in ("loss_term_weight", "scale_missing", "scale") and len(numbers) == len(fault.numbers) == 1:
+        yield from scaled_terms(fault, project, numbers[0])
+
+
+def _scaled_by_names(fault: Fault, project: Project) -> Iterator[Proposal]:
+    """Yield a term times the ratio of two weights, where a name holds it, or its root."""
+    numbers = fault.numbers[0] if len(fault.numbers) == 1 and fault.kind == "loss_term_weight" else Both(1.0, 1.0)
+    ratio = numbers.reference / numbers.candidate if numbers.candidate not in (0.0, 1.0) else 0.0
+    for proposal in scaled_terms(fault, project, ratio) if ratio > 0 else ():
+        if not proposal.words.endswith(f" {number_text(ratio)}"):
+            yield replace(proposal, weight=proposal.weight - 2)
+
+
+def scaled_terms(fault: Fault, project: Project, number: float) -> Iterator[Proposal]:
+    """Yield a term of the sum at a fault times a number: the last term first."""
     own = fault.models.lines.candidate
-    frames = [fault.lines.candidate, *(own[key] for key in own if key == "@total" or key.startswith("@loss:"))]
+    losses = [own[key] for key in own if key == "@total" or key.startswith("@loss:")]
+    frames = [fault.lines.candidate, *(losses if fault.first.stage != "forward" else ())]
     terms: list[tuple[Source, ast.expr]] = []
     for frame in dict.fromkeys(frames):
         source, statement = project.statement_at(frame)
-        value = getattr(statement, "value", None)
-        if source is not None and isinstance(value, ast.expr):
-            terms += [(source, term) for term in reversed(_terms(value))]
-    for k, (source, term) in enumerate(islice(dict.fromkeys(terms), _MOST)):
-        # A name that holds the number, or its root, says more than the number.
-        root = _name_of(project, source, term, math.sqrt(number)) if number > 1 else ""
-        factor = _name_of(project, source, term, number) or (f"{root} ** 2" if root else number_text(number))
+        # The sum of a loss may stand behind the call that the verdict shows.
+        function = source.function(statement) if source is not None and statement is not None else None
+        sums = [
+            each
+            for each in ast.walk(function)
+            if isinstance(each, (ast.Return, ast.Assign)) and _is_sum(each.value) and frame in losses
+        ] if function is not None else []  # fmt: skip
+        for each in [*sums, statement]:
+            value = getattr(each, "value", None)
+            if source is not None and isinstance(value, ast.expr) and not isinstance(each, ast.Expr):
+                terms += [(source, term) for term in reversed(_terms(value)) if not _is_class(term)]
+    agreeing = _tail(fault.partner_of(fault.first.last_agreeing))
+    # What the layer that still agrees gives comes first.
+    ranked = sorted(dict.fromkeys(terms), key=lambda term: not _calls_of(term[1], agreeing))
+    for k, (source, term) in enumerate(ranked[:_MOST]):
+        factor = _by_names(project, source, term, number)
         edit = _around(source, term, f"{factor} * ", "")
         yield Proposal((edit,), f"a term is multiplied by {factor}", _NAMED + 0.01 * k)
+
+
+def _is_class(node: ast.expr) -> bool:
+    """Return True for the construction of a loss."""
+    return isinstance(node, ast.Call) and last_name(node.func).endswith("Loss")
 
 
 def _terms(node: ast.expr) -> list[ast.expr]:
     """Return the terms of a sum in their order, or the expression itself."""
     if isinstance(node, ast.BinOp) and isinstance(node.op, (ast.Add, ast.Sub)):
         return [*_terms(node.left), *_terms(node.right)]
+    inner = next(inner_expressions(node), None) if isinstance(node, ast.Call) else None
+    # A mean of a sum has the terms of the sum.
+    if last_name(getattr(node, "func", node)) in ("mean", "sum") and isinstance(inner, ast.BinOp):
+        return _terms(inner)
     return [node]
 
 
 def _name_of(project: Project, source: Source, place: ast.AST, number: float) -> str:
     """Return an expression of the function around a node that holds a number; empty if there is none."""
-    function = source.function(place)
+    function, owner = source.function(place), source.class_around(place)
     scope = source.tree if function is None else function
     places = []
-    for node in ast.walk(scope):
+    attributes = [each for each in ast.walk(owner) if _is_own(each)] if owner is not None else []
+    for node in [*ast.walk(scope), *attributes]:
         if not isinstance(node, (ast.Name, ast.Attribute)) or not dotted(node):
             continue
         is_known = isinstance(node.ctx, ast.Load) or node.lineno < place.lineno  # type: ignore[attr-defined]
-        if is_known and _held_number(project, source, node) == number:
+        holder = _held_number(project, source, node) if is_known else None
+        if holder is not None and math.isclose(holder, number, rel_tol=_DIGITS):
             places.append(dotted(node))
     return min(places, key=lambda name: ("accum" not in name.lower(), len(name)), default="")
+
+
+def _by_names(project: Project, source: Source, place: ast.AST, number: float) -> str:
+    """Return a number as an expression of a name that holds it, its root, its square or its inverse; else as text."""
+    powers = {1.0: "", 2.0: " ** 2", 0.5: " ** 0.5", -0.5: " ** -0.5", -1.0: " ** -1"}
+    for power, text in powers.items() if number > 0 and number != 1 else ():
+        name = _name_of(project, source, place, number ** (1 / power))
+        if name:
+            return f"{name}{text}"
+    return number_text(number)
 
 
 def _masked_mean(fault: Fault, project: Project) -> Iterator[Proposal]:
@@ -686,7 +738,7 @@ def _sum_order(fault: Fault, project: Project) -> Iterator[Proposal]:
     yield from _ranked((edits, "the activation is of the sum") for edits in patches)
 
 
-def _is_sum(node: ast.AST) -> bool:
+def _is_sum(node: ast.AST | None) -> bool:
     return isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add)
 
 

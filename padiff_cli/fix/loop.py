@@ -32,7 +32,6 @@ from padiff_cli.fix.vocabulary import (
 
 # Largest number of pairs of constants for means and scales. Each is a run.
 _MOST_NORMALISED = 4
-_EXCHANGED = re.compile(r"axes (\d+) and (\d+) exchanged")
 # Kinds of causes that moving or adding a call that zeroes gradients may mend, and its name.
 _OF_ZEROING = frozenset(
     {"stale_gradient", "left_over", "gradients_cleared", "step_skipped", "no_gradient", "gradient_scale", "gradients"}
@@ -157,6 +156,7 @@ class LoopRules(Drafts):
         if self._fault.kind != "learning_rate":
             return
         yield from self._first_rate()
+        yield from self._callbacks()
         for source, step, _ in self._optimizer_steps():
             for name in _schedules(source):
                 calls = [
@@ -185,6 +185,57 @@ class LoopRules(Drafts):
                     if len(calls) > 1:
                         yield Proposal((line_removed(source, statement),), "the schedule steps once", CALLS)
 
+    def _callbacks(self) -> Iterator[Proposal]:
+        """Yield the other pace of the callback by which paddle's `Model.fit` steps a schedule: each step, if none."""
+        callbacks = self._project.calls("LRScheduler")
+        for source, call in callbacks:
+            flags = {each.arg: each.value for each in call.keywords if isinstance(each.value, ast.Constant)}
+            edits = [Edit(source.file, *source.span(each), str(not each.value)) for each in flags.values()]
+            by_epoch = (
+                flags["by_epoch"].value if "by_epoch" in flags else not flags["by_step"].value if flags else False
+            )
+            if not edits:
+                end = source.span(call)[1] - 1
+                edits = [Edit(source.file, end, end, "by_step=False, by_epoch=True")]
+            words = f"the schedule steps after each {'step' if by_epoch else 'epoch'}"
+            yield Proposal(tuple(edits), words, CALLS - 0.3)
+        fits = self._project.calls("fit") if self._framework == "paddle" and not callbacks else []
+        for source, call in fits:
+            if not self._project.calls("prepare") or any(each.arg is None for each in call.keywords):
+                continue
+            text = "paddle.callbacks.LRScheduler(by_step=False, by_epoch=True)"
+            lists = [each.value for each in call.keywords if each.arg == "callbacks"]
+            end = source.span(lists[0] if lists else call)[1] - 1
+            edits = [Edit(source.file, end, end, f", {text}" if lists else f", callbacks=[{text}]")]
+            if not source.spelled("paddle"):
+                edits.append(source.import_edit("paddle"))
+            if not lists or (isinstance(lists[0], ast.List) and lists[0].elts):
+                yield Proposal(tuple(edits), "the schedule steps after each epoch", CALLS - 0.3)
+
+    def _clipped_together(self) -> Iterator[Proposal]:
+        """Yield the clipping of all gradients together, in the place of paddle's, which is of each group's own."""
+        is_by_group = any(each.name == "clip by_group" and each.values.candidate for each in self._fault.settings)
+        assignment = self._project.statement_at(self._models.lines.candidate.get(ROOT))[1]
+        root = dotted(assignment.targets[0]) if isinstance(assignment, ast.Assign) else ""
+        for source, call in self._project.catalog_calls("optimizer") if is_by_group else ():
+            keyword = next((each for each in call.keywords if each.arg == "grad_clip"), None)
+            value = None if keyword is None else keyword.value
+            limit = next(iter([*value.args, *(each.value for each in value.keywords)]), None) if isinstance(
+                value, ast.Call) else None  # fmt: skip
+            for holder, step, _ in self._optimizer_steps():
+                if (
+                    keyword is not None
+                    and limit is not None
+                    and value_text(limit)
+                    and (model := _model_of(holder, step) or root)
+                ):
+                    head = holder.spelled("paddle.nn.utils.clip_grad_norm_") or "paddle.nn.utils.clip_grad_norm_"
+                    edits = Writer(source, self._framework, {}).edits(Change("remove", keyword, "grad_clip"))
+                    text = f"{head}({model}.parameters(), {source.code(limit)})"
+                    more = () if holder.spelled("paddle") else (holder.import_edit("paddle"),)
+                    words = "gradients of all groups are clipped together"
+                    yield Proposal((*edits, line_before(holder, step, text), *more), words, CALLS - 0.2)
+
     def _first_rate(self) -> Iterator[Proposal]:
         """Yield the reference's first learning rate for the number in the schedule that is the candidate's."""
         rates = self._fault.rates
@@ -204,6 +255,7 @@ class LoopRules(Drafts):
         kind = self._fault.kind
         if not kind.startswith("clip"):
             return
+        yield from self._clipped_together()
         function, limit = self._fault.clipping
         own = [(source, call) for source, call in self._project.calls("clip_grad_norm_", "clip_grad_value_")]
         if function and not own and self._framework == "torch":
@@ -314,7 +366,8 @@ class LoopRules(Drafts):
 
     def _axes(self) -> Iterator[Proposal]:
         """Yield the order of axes of the line of the data with two of them exchanged, of a sample and of a batch."""
-        axes = _EXCHANGED.search(self._fault.words) if self._fault.kind == "input_transposed" else None
+        values = self._fault.values if self._fault.kind == "input_transposed" else None
+        axes: tuple[int, int] | None = None if values is None else values.candidate
         source, statement = self._project.statement_at(self.lines.candidate)
         for node in ast.walk(statement) if axes is not None and source is not None and statement is not None else ():
             if axes is None or source is None or not isinstance(node, ast.Call):
@@ -324,7 +377,7 @@ class LoopRules(Drafts):
             if last_name(node.func) not in ("transpose", "permute") or len(entries) < 3:
                 continue
             for batch in (1, 0):
-                places = [int(axis) - batch for axis in axes.groups()]
+                places = [axis - batch for axis in axes]
                 if all(place < len(entries) for place in places):
                     pair = [entries[place] for place in places]
                     edits = [Edit(source.file, *source.span(each), source.code(other))
@@ -332,24 +385,39 @@ class LoopRules(Drafts):
                     yield Proposal(tuple(edits), "two axes are exchanged", LINES - 0.2 - 0.1 * batch)
 
     def _windows(self) -> Iterator[Proposal]:
-        """Yield the slices of the line of the data that take the reference's window."""
-        source, statement = self._project.statement_at(self.lines.candidate)
-        if self._fault.kind != "input_moved" or self._fault.values is None or source is None or statement is None:
+        """Yield the slices of the line of the data, or of the code that makes a sample, that take the reference's
+        window.
+        """
+        if self._fault.kind not in ("input_moved", "batch_order") or self._fault.values is None:
             return
         shifts: tuple[int, ...] = self._fault.values.candidate
-        slices = [node for node in ast.walk(statement) if isinstance(node, ast.Slice) and node.step is None]
-        slices = [node for node in slices if node.lower is not None or node.upper is not None]
-        for first in range(len(slices) - len(shifts) + 1):
-            edits = [self._moved_slice(source, *pair) for pair in zip(slices[first:], shifts)]
-            if all(edits):
-                words = f"the window begins {', '.join(f'{shift:+d}' for shift in shifts)} later"
-                yield Proposal(tuple(edit for each in edits for edit in each), words, LINES - 0.2)
+        source, statement = self._project.statement_at(self.lines.candidate)
+        places = [(source, statement)] if source is not None and statement is not None else []
+        for each in self._project:
+            # Datasets and generators.
+            functions = [node for node in each.nodes if isinstance(node, ast.FunctionDef)]
+            places += [(each, node) for node in functions if _makes_samples(node)]
+        words = f"the window begins {', '.join(f'{shift:+d}' for shift in shifts)} later"
+        for k, (source, scope) in enumerate(places):
+            slices = [node for node in ast.walk(scope) if isinstance(node, ast.Slice) and node.step is None]
+            # Only a window has two ends, where the line is not known.
+            slices = [node for node in slices if node.upper is not None and (node.lower is not None or not k)] + [
+                node for node in slices if node.upper is None and node.lower is not None and not k
+            ]
+            for first in range(len(slices) - len(shifts) + 1):
+                edits = [self._moved_slice(source, *pair) for pair in zip(slices[first:], shifts)]
+                if all(edits):
+                    yield Proposal(tuple(edit for each in edits for edit in each), words, LINES - 0.2 + 0.1 * bool(k))
 
     def _moved_slice(self, source: Source, node: ast.Slice, shift: int) -> list[Edit]:
         """Return the edits that move both ends of a slice; none if its first place is not known."""
         start, end = source.span(node)
+        sums = [each for each in (node.lower, node.upper) if _added(each) is not None]
         if node.lower is None:
             edits = [Edit(source.file, start, start, str(shift))] if shift > 0 else []
+        elif sums and node.upper is not None:
+            # An end such as `i + 1` is a number further, or takes the shift.
+            return [_further(source, each, shift) for each in (node.lower, node.upper)]
         else:
             is_plain = number_of(node.lower) is not None
             holders = [(source, node.lower)] if is_plain else self._project.definitions(source, node.lower)
@@ -489,6 +557,28 @@ class LoopRules(Drafts):
         ]
         near = [each for each in places if re.search("opt", each[2], re.IGNORECASE)]
         return exact or near or places
+
+
+def _makes_samples(function: ast.FunctionDef) -> bool:
+    return function.name == "__getitem__" or any(isinstance(node, ast.Yield) for node in ast.walk(function))
+
+
+def _added(node: ast.expr | None) -> int | None:
+    """Return the whole number that an expression adds to something; `None` if it adds none."""
+    is_sum = isinstance(node, ast.BinOp) and isinstance(node.op, (ast.Add, ast.Sub))
+    number = number_of(node.right) if is_sum else None  # type: ignore[union-attr]
+    if number is None or number != int(number):
+        return None
+    return int(number) if isinstance(node.op, ast.Add) else -int(number)  # type: ignore[union-attr]
+
+
+def _further(source: Source, node: ast.expr, shift: int) -> Edit:
+    """Return the edit that adds a number to an expression."""
+    added = _added(node)
+    number, text = shift + (added or 0), source.code(node if added is None else node.left)  # type: ignore[attr-defined]
+    return Edit(
+        source.file, *source.span(node), f"{text} {'+' if number > 0 else '-'} {abs(number)}" if number else text
+    )
 
 
 def _is_reversal(node: ast.AST) -> bool:

@@ -491,7 +491,10 @@ class Writer:
         elif _kind(node):
             head = self._spelled(name)
         else:
-            head = self._variable(node.func, places) if isinstance(node.func, (ast.Name, ast.Attribute)) else ""
+            is_name = isinstance(node.func, (ast.Name, ast.Attribute))
+            # A function that the file does not have is none of the variables.
+            is_known = dotted(node.func) in {*self.names, *self.source.names} or isinstance(node.func, ast.Attribute)
+            head = self._variable(node.func, places) if is_name and is_known else ""  # type: ignore[arg-type]
         if not head:
             raise UnwritableError(name)
         arguments = [self.expression(each, places) for each in node.args]
@@ -714,6 +717,8 @@ def inner_expressions(node: ast.AST) -> Iterator[ast.expr]:
             node.args
             and not isinstance(node.args[0], (ast.Starred, ast.Constant))
             and kind_of(name) not in _UNWRAPPED_NEVER
+            # Of several tensors a function of the user's makes something else.
+            and (_kind(node) or len(node.args) + len(node.keywords) == 1)
         ):
             yield node.args[0]
 

@@ -8,18 +8,19 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import permutations
+from itertools import permutations, product
 
 from padiff.frameworks.catalog import LAYERS, OPTIMIZERS, number_text
 from padiff.model.equivalents import common_kind
 from padiff.records.diagnostic import brief_fault
 from padiff.system.frames import Frame
-from padiff_cli.fix.drafts import FIX, LINES, NUMBERS, OTHERS, SIGNED, Drafts, called_function
+from padiff_cli.fix.drafts import FIX, LINES, OTHERS, SIGNED, Drafts, called_function
 from padiff_cli.fix.fault import Fault, nodes_at, parsed_call
 from padiff_cli.fix.hyperparameters import parameter_groups, trainer_arguments
-from padiff_cli.fix.insertions import insertions, literals, places
+from padiff_cli.fix.insertions import insertions, literals, places, scaled_terms
 from padiff_cli.fix.loop import LoopRules
 from padiff_cli.fix.matching import Change, Match, Matcher, inner_expressions
+from padiff_cli.fix.schedules import schedule_numbers
 from padiff_cli.fix.source import (
     Edit,
     Project,
@@ -32,11 +33,13 @@ from padiff_cli.fix.vocabulary import (
     KEYWORDS,
     TAKING_ACTIVATION,
     UNARY,
+    argument_name,
     common_argument,
     common_call,
     kind_of,
     number_of,
     value_text,
+    whole_name,
 )
 
 # Largest cost of two lines that are compared, and of lines that are searched for: others are other lines. Chosen.
@@ -84,6 +87,7 @@ class Rules(Drafts):
             *self._activation(),
             *self._elsewhere(),
             *self._numbers(),
+            *self._loss_function(),
             *self._arguments(),
             *self._named_arguments(),
             *self._surplus(),
@@ -93,6 +97,7 @@ class Rules(Drafts):
             *self._from_sources(),
             *self._other_numbers(),
             *insertions(self._fault, self._project),
+            *schedule_numbers(self._fault, self._project),
             *trainer_arguments(self._fault, self._project),
             *parameter_groups(self._fault, self._project),
         ]
@@ -358,7 +363,15 @@ class Rules(Drafts):
         paths = re.findall(r"`([^`]+)`", self._fault.words)
         layer = next((each for each in self._models.layers.reference if each.path in paths), None)
         number = re.search(rf" of (\w+) ({SIGNED})$", function)
-        values = {number[1]: float(number[2])} if number is not None else {} if layer is None else layer.settings
+        # In words a slope has no name of an argument.
+        names = {"slope": "negative_slope"}
+        values = (
+            {names.get(number[1], number[1]): float(number[2])}
+            if number is not None
+            else {}
+            if layer is None
+            else layer.settings
+        )
         keywords = [
             ast.keyword(name, ast.Constant(value)) for name, value in values.items() if isinstance(value, (int, float))
         ]
@@ -407,10 +420,20 @@ class Rules(Drafts):
 
     def _numbers(self) -> Iterator[Proposal]:
         """Yield the reference's number in the place of the candidate's, where the cause names both."""
-        found = NUMBERS.search(self._fault.words)
-        if found is None:
-            return
-        own, text = float(found[1]), found[2]
+        rows: list[list[Proposal]] = []
+        for right, own in self._fault.numbers:
+            rows.append([*self._number(right, own)])
+            if len(self._fault.numbers) == 1:
+                yield from rows[-1]
+            elif own == 1.0:
+                rows[-1] += scaled_terms(self._fault, self._project, right)
+        # Several numbers are one fault, which is gone with all of them.
+        for choice in product(*(sorted(row, key=lambda each: each.weight)[:2] for row in rows)) if rows[1:] else ():
+            edits = tuple(edit for each in choice for edit in each.edits)
+            yield Proposal(edits, "; ".join(each.words for each in choice), LINES - 0.2)
+
+    def _number(self, right: float, own: float) -> Iterator[Proposal]:
+        text = number_text(float(f"{right:.6g}")).removesuffix(".0")
         source, statement = self._project.statement_at(self.lines.candidate)
         weight = LINES + 0.7
         nodes = [] if source is None or statement is None else [(source, node) for node in ast.walk(statement)]
@@ -419,15 +442,57 @@ class Rules(Drafts):
             if isinstance(node, ast.expr) and not isinstance(node, ast.Call):
                 known = number_of(node) is not None
                 places += [(each, node)] if known else self._project.definitions(each, node)
-        rest = [(each, node) for each, node, value in literals(self._project) if value == own]
-        rest = rest if len(rest) <= _NUMBER_PLACES else []
-        for k, (holder, value) in enumerate(dict.fromkeys([*places, *rest])):
+        remaining = [(each, node) for each, node, value in literals(self._project) if value == own not in _COMMON]
+        remaining = remaining if len(remaining) <= _NUMBER_PLACES else []
+        for k, (holder, value) in enumerate(dict.fromkeys([*places, *remaining])):
             number = number_of(value)
             if number is not None and abs(number - own) <= 1e-6 * abs(number):
                 start, end = holder.span(value)
                 new = number_text(float(text)) if "." in holder.code(value) else text
                 more = 0.0 if k < len(places) else 0.5
                 yield Proposal((Edit(holder.file, start, end, new),), f"the number is {new}", weight + more)
+
+    def _loss_function(self) -> Iterator[Proposal]:
+        """Yield the reference's loss function of the catalog, for a loss that the candidate writes by hand."""
+        if self._first.stage not in ("loss", "backward"):
+            return
+        frames = [frame for key, frame in self._models.lines.reference.items() if key.startswith(("@loss:", "@total"))]
+        nodes = [self._reference_node(each) for each in filter(None, [self.lines.reference, *frames])]
+        calls = [
+            each
+            for node in filter(None, nodes)
+            for each in ast.walk(node)
+            if isinstance(each, ast.Call) and kind_of(last_name(each.func)) == "loss" and len(each.args) > 1
+        ]
+        source, statement = self._project.statement_at(self.lines.candidate)
+        own = getattr(statement, "value", None)
+        if not calls or source is None or not isinstance(own, ast.expr):
+            return
+        if any(isinstance(each, ast.Call) and kind_of(last_name(each.func)) == "loss" for each in ast.walk(own)):
+            return
+        differences = [each for each in ast.walk(own) if isinstance(each, ast.BinOp) and isinstance(each.op, ast.Sub)]
+        pairs = [(each.left, each.right) for each in differences]
+        pairs += [tuple(each.args) for each in ast.walk(own) if isinstance(each, ast.Call) and len(each.args) == 2]  # type: ignore[misc]
+        name = last_name(calls[0].func)
+        name = "smooth_l1_loss" if (name, self._framework) == ("huber_loss", "paddle") else name
+        whole = whole_name(self._framework, name)
+        arguments = [self._loss_argument(each) for each in calls[0].keywords]
+        if not whole or not all(arguments):
+            return
+        for pair in pairs[:2]:
+            text = ", ".join([*map(source.code, pair), *arguments])
+            edit = Edit(source.file, *source.span(own), f"{source.spelled(whole) or whole}({text})")
+            yield Proposal((edit,), f"the loss is `{name}`", LINES - 0.1)
+
+    def _loss_argument(self, keyword: ast.keyword) -> str:
+        """Return an argument of the reference's loss as code of the candidate; empty if its value is not known."""
+        text = value_text(keyword.value)
+        for key, frame in self._models.lines.reference.items() if not text else ():
+            defined = self._reference_node(frame) if f"#{keyword.arg}#" in key else None
+            value = getattr(defined, "value", None)
+            text = text or (value_text(value) if isinstance(value, ast.expr) else "")
+        common = common_argument(str(keyword.arg))
+        return f"{argument_name(self._framework, common, str(keyword.arg))}={text}" if text else ""
 
     def _other_numbers(self) -> Iterator[Proposal]:
         """Yield the reference's number in the place of the candidate's, where each has one that the other has not.
@@ -499,7 +564,7 @@ class Rules(Drafts):
         """Yield the candidate's line, or that of a layer that the cause names, without a call or operator of it."""
         values = self._fault.values if self._fault.kind.endswith("_added") else None
         surplus = "" if values is None else values.candidate
-        if not surplus:
+        if not surplus or not isinstance(surplus, str):
             return
         function = _activation_of(surplus)
         kind = common_kind(function.replace("_", ""))

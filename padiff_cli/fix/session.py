@@ -16,7 +16,6 @@ from padiff.records.compared import factor_text
 from padiff.records.diagnostic import position_text
 from padiff.system.frames import Frame
 from padiff.system.terminal import printable
-from padiff_cli.fix.drafts import CALLS
 from padiff_cli.fix.fault import Fault
 from padiff_cli.fix.rules import Rules
 from padiff_cli.fix.source import Edit, Project, Proposal
@@ -203,7 +202,8 @@ class Session:
         assert report.models is not None
         project = self._outcome.after
         reference_code = _reference_code(self._all, report)
-        known = Fault(first, report.models, self._runs.reference, reference_code, report.settings_differ)
+        length = max(report.coverage.steps, default=-1) + 1
+        known = Fault(first, report.models, self._runs.reference, reference_code, report.settings_differ, length)
         rules = Rules(known, project)
         proposals = rules.proposals()
         self._say(f"{position_text(first)}: {len(proposals)} proposal{'s' if len(proposals) != 1 else ''}")
@@ -228,8 +228,7 @@ class Session:
                 continue
             if best is None or result.passed or _rank(report, result) > _rank(report, best[2]):
                 best = (proposal, patched, result)
-            is_sure = _is_proven(first) and proposal.weight < CALLS and _key(first) not in map(_key, _faults(result))
-            if result.passed or is_sure or _is_known(report, result):
+            if result.passed or _is_sure(report, first, result) or _is_known(report, result):
                 break
         if best is None:
             return None
@@ -388,8 +387,8 @@ def _helps(before: Report, fault: FirstDiff, after: Report) -> bool:
     if _key(fault) in {_key(each) for each in _faults(after)}:
         return False
     if before.first_diff is not None and fault is not before.first_diff:
-        # A fault beside the first one: that one stays.
-        return _key(first) == _key(before.first_diff) and len(after.failed) <= len(before.failed)
+        # A fault beside the first one: that one stays. What follows from it may fail at more or fewer places.
+        return {_key(each) for each in _faults(after)} < {_key(each) for each in _faults(before)}
     orders = (_order(before, fault), _order(before, first))
     if orders[1] == orders[0] and _is_proven(first) and not _is_proven(fault):
         return True  # of two faults at one place the one that is left is known now
@@ -398,6 +397,16 @@ def _helps(before: Report, fault: FirstDiff, after: Report) -> bool:
 
 def _is_proven(first: FirstDiff) -> bool:
     return first.cause is not None and first.cause.proven
+
+
+def _is_sure(before: Report, fault: FirstDiff, after: Report) -> bool:
+    """Return True if a proven fault is gone, and all faults that are left were reported before or come later."""
+    first = after.first_diff
+    # One cause may be seen at another layer once the fault is gone.
+    known, left = ({(each[0], each[-1]) for each in map(_key, _faults(report))} for report in (before, after))
+    is_later = first is not None and fault.diff is not None and first.step > fault.step
+    is_gone = _key(fault) not in map(_key, _faults(after))
+    return _is_proven(fault) and is_gone and (is_later or left <= known)
 
 
 def _is_known(before: Report, after: Report) -> bool:

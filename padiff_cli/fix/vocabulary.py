@@ -153,9 +153,11 @@ def argument_place(call: str, argument: str) -> int | None:
         argument: the argument's common name.
     """
     names = _PLACES.get(call.lower(), []) if kind_of(call) == "layer" else []
-    names = [
-        common_argument(each) for each in (parameters_of(common_call(call)) if kind_of(call) == "function" else names)
-    ]
+    if kind_of(call) == "function":
+        layer = _PLACES.get(call.replace("_", ""), [])
+        # A function takes the only setting of a layer of its name behind the tensor.
+        names = [*parameters_of(common_call(call))] or (["x", *layer] if len(layer) == 1 else [])
+    names = [common_argument(each) for each in names]
     return names.index(argument) if argument in names else None
 
 

@@ -145,7 +145,8 @@ CASES = {
         ["+import math", "-    out = net(x)", "+    out = net(x) * math.sqrt(4)"],
     ),
     "a number": (
-        {"cause": Cause("scale", "the number in div() in `(root)` is 0.9 for the reference's 1"), "at": "/ 0.9"},
+        {"at": "/ 0.9",
+         "cause": Cause("scale", "the number in div() is 0.9 for the reference's 1", values=Both(1.0, 0.9))},
         ["-    out = net(x) / 0.9", "+    out = net(x) / 1.0"],
     ),
     "a surplus operator": (
@@ -213,8 +214,8 @@ CASES = {
     ),
     "a factor of a term": (
         {"text": "loss = main(out) + side(out)\n", "stage": "loss", "lines": {"@total": "loss ="},
-         "cause": Cause("factor_missing", "in the candidate, the third mul() in the loop is left out: what rsub() in "
-                        "the loop gives is not scaled by 0.5")},
+         "cause": Cause("scale_missing", "in the candidate, the third mul() in the loop is left out: what rsub() in "
+                        "the loop gives is not scaled by 0.5", values=Both(0.5, 1.0))},
         ["-loss = main(out) + side(out)", "+loss = main(out) + 0.5 * side(out)"],
     ),
     "a function before a sum": (
@@ -291,7 +292,7 @@ CASES = {
         {"text": "class A:\n    def __init__(self, width, heads):\n        self.each = width // heads\n"
          "        self.scale = width ** -0.5\nnet = A(32, 4)\n", "at": "self.scale",
          "cause": Cause("attention_scale", "in the candidate, the scale of attention in div() in `a` is 5.65685 "
-                        "(sqrt(32)) for the reference's 2.82843 (sqrt(8))")},
+                        "(sqrt(32)) for the reference's 2.82843 (sqrt(8))", values=Both(8**0.5, 32**0.5))},
         ["-        self.scale = width ** -0.5", "+        self.scale = self.each ** -0.5"],
     ),
     "a variance of an array over n": (
@@ -300,9 +301,92 @@ CASES = {
                         values=Both(None, ((1.0105829, 0.0),)))},
         ["-    return x / x.std(axis=0)", "+    return x / x.std(axis=0, ddof=1)"],
     ),
+    "a factor that is the square of a name": (
+        {"text": "def kd(p, q, t, a=0.7):\n    hard = f(p)\n    return a * kl(p / t, q) + hard\nkd(p, q, t=3.0)\n",
+         "stage": "backward", "at": "return",
+         "cause": Cause("loss_term_weight", "", values=Both((6.3,), (0.7,)))},
+        ["-    return a * kl(p / t, q) + hard", "+    return t ** 2 * a * kl(p / t, q) + hard"],
+    ),
+    "the pace of a callback": (
+        {"text": "model.prepare(opt, loss)\nmodel.fit(data, callbacks=[LRScheduler(by_step=True, by_epoch=False)])\n",
+         "stage": "update", "framework": "paddle", "cause": Cause("learning_rate", "")},
+        ["-model.fit(data, callbacks=[LRScheduler(by_step=True, by_epoch=False)])",
+         "+model.fit(data, callbacks=[LRScheduler(by_step=False, by_epoch=True)])"],
+    ),
+    "a callback that is missing": (
+        {"text": "import paddle\nmodel.prepare(opt, loss)\nmodel.fit(data, epochs=2)\n",
+         "stage": "update", "framework": "paddle", "cause": Cause("learning_rate", "")},
+        ["-model.fit(data, epochs=2)",
+         "+model.fit(data, epochs=2, callbacks=[paddle.callbacks.LRScheduler(by_step=False, by_epoch=True)])"],
+    ),
+    "clipping of all groups together": (
+        {"text": "import paddle\nnet = Net()\nopt = paddle.optimizer.Adam(0.1, parameters=groups, "
+         "grad_clip=ClipGradByGlobalNorm(0.5))\nfor x in batches():\n    opt.step()\n", "stage": "grad",
+         "framework": "paddle", "lines": {ROOT: "net ="},
+         "settings": (Difference("clip by_group", Both(None, True), "grad", "clip"),),
+         "cause": Cause("clip", "gradients are clipped differently")},
+        ["-opt = paddle.optimizer.Adam(0.1, parameters=groups, grad_clip=ClipGradByGlobalNorm(0.5))",
+         "+opt = paddle.optimizer.Adam(0.1, parameters=groups)",
+         "+    paddle.nn.utils.clip_grad_norm_(net.parameters(), 0.5)"],
+    ),
+    "the slope of an activation, a parameter's default": (
+        {"text": "class B:\n    def __init__(self, slope=0.1):\n        self.slope = slope\n"
+         "    def forward(self, x):\n        return F.leaky_relu(self.norm(x), self.slope)\n", "at": "return",
+         "framework": "paddle", "cause": Cause("activation", "", values=Both("leaky ReLU of slope 0.01",
+                                                                             "leaky ReLU of slope 0.1"))},
+        ["-    def __init__(self, slope=0.1):", "+    def __init__(self, slope=0.01):"],
+    ),
+    "the window of a dataset": (
+        {"text": "class D:\n    def __getitem__(self, i):\n        stop = i + 8\n"
+         "        part = self.x[i + 1 : stop + 1]\n        return part - part.mean()\n", "stage": "input",
+         "cause": Cause("batch_order", "for each sample the reference's 1 place later", values=Both(None, (-1,)))},
+        ["-        part = self.x[i + 1 : stop + 1]", "+        part = self.x[i : stop]"],
+    ),
+    "a group without a rate": (
+        {"text": 'opt = paddle.optimizer.Adam(0.1, parameters=[{"params": a}, {"params": net.fc.parameters()}])\n',
+         "stage": "update", "framework": "paddle",
+         "settings": (Difference("lr", Both(0.2, 0.1), "update", "learning_rate",
+                                 parameters=Both(("head/weight",), ("fc/weight",))),),
+         "cause": Cause("learning_rate", "the learning rates differ")},
+        ['-opt = paddle.optimizer.Adam(0.1, parameters=[{"params": a}, {"params": net.fc.parameters()}])',
+         '+opt = paddle.optimizer.Adam(0.1, parameters=[{"params": a}, {"params": net.fc.parameters(), '
+         '"learning_rate": 2.0}])'],
+    ),
+    "a loss that is written by hand": (
+        {"text": "import paddle.nn.functional as F\nloss = robust(net(x) - y)\n", "stage": "loss", "at": "loss =",
+         "framework": "paddle", "reference": "loss = F.huber_loss(pred, y, delta=0.5)", "cause": Cause("code", "")},
+        ["-loss = robust(net(x) - y)", "+loss = F.smooth_l1_loss(net(x), y, delta=0.5)"],
+    ),
+    "the mean over what a mask keeps": (
+        {"text": "def f(x, w):\n    mask = (x != 0).float()\n    loss = (w * mask).mean()\n    return loss\n",
+         "stage": "loss", "at": "loss =", "cause": Cause("reduction", "", values=Both(45.0, 54.0))},
+        ["-    loss = (w * mask).mean()", "+    loss = (w * mask).sum() / mask.sum()"],
+    ),
+    "one place for a mean": (
+        {"text": "def f(self, h):\n    return self.head(self.norm(h).mean(1))\n", "at": "return",
+         "cause": Cause("reduction_form", "", values=Both((1, 0), (1, "mean")))},
+        ["-    return self.head(self.norm(h).mean(1))", "+    return self.head(self.norm(h)[:, 0])"],
+    ),
+    "a mean for one place": (
+        {"text": "def f(self, h):\n    return self.head(self.norm(h)[:, -1])\n", "at": "return",
+         "cause": Cause("reduction_form", "", values=Both((1, "mean"), (1, -1)))},
+        ["-    return self.head(self.norm(h)[:, -1])", "+    return self.head(self.norm(h).mean(dim=1))"],
+    ),
+    "two weights of one loss": (
+        {"text": "L1 = 0.01\nloss = mean(z * z) + L1 * size\n", "stage": "backward", "at": "loss =",
+         "cause": Cause("loss_term_weight", "", values=Both((0.001, 0.5), (0.01, 1.0)))},
+        ["-L1 = 0.01", "-loss = mean(z * z) + L1 * size", "+L1 = 0.001", "+loss = mean(0.5 * z * z) + L1 * size"],
+    ),
+    "a factor of which only the class has the root": (
+        {"text": "class N:\n    def __init__(self):\n        self.d = 24\n    def forward(self, x):\n"
+         "        return self.e(x) + self.p\n", "at": "return", "last": ("tok", "e"),
+         "cause": Cause("scale_missing", "", values=Both(24**0.5, 1.0))},
+        ["-        return self.e(x) + self.p", "+        return self.d ** 0.5 * self.e(x) + self.p"],
+    ),
     "two axes of a sample": (
         {"text": "img = raw.transpose(2, 1, 0)\n", "at": "img", "stage": "input",
-         "cause": Cause("input_transposed", "the candidate's input is the same with axes 2 and 3 exchanged")},
+         "cause": Cause("input_transposed", "the candidate's input is the same with axes 2 and 3 exchanged",
+                        values=Both(None, (2, 3)))},
         ["-img = raw.transpose(2, 1, 0)", "+img = raw.transpose(2, 0, 1)"],
     ),
     "gradients of a validation": (
@@ -320,7 +404,8 @@ CASES = {
     ),
     "a factor of a residual": (
         {"text": "class N:\n    def forward(self, x):\n        return x + self.b(self.a(x))\n", "at": "return",
-         "cause": Cause("scale_missing", "in the candidate, mul() in `b` is left out: nothing is scaled by 0.5 there")},
+         "cause": Cause("scale_missing", "in the candidate, mul() in `b` is left out: nothing is scaled by 0.5 there",
+                        values=Both(0.5, 1.0))},
         ["-        return x + self.b(self.a(x))", "+        return x + 0.5 * self.b(self.a(x))"],
     ),
     "another window": (
@@ -473,7 +558,8 @@ CASES = {
          "    rec = F.binary_cross_entropy(recon, x, reduction='sum')\n    return rec\n",
          "at": "rec =", "stage": "loss",
          "reference": 'rec = F.binary_cross_entropy(xhat, x, reduction="sum") / x.shape[0]',
-         "cause": Cause("loss_scale", "in the candidate, the weight of a term is 1 for the reference's 0.1667")},
+         "cause": Cause("loss_scale", "in the candidate, the weight of a term is 1 for the reference's 0.1667",
+                        values=Both(0.1667, 1.0))},
         ["-    rec = F.binary_cross_entropy(recon, x, reduction='sum')",
          "+    rec = F.binary_cross_entropy(recon, x, reduction='sum') / x.shape[0]"],
     ),
@@ -492,7 +578,8 @@ CASES = {
         {"text": 'NO_DECAY = ("bias",)\nopt = AdamW(groups(net, 0.1))\n', "stage": "update",
          "settings": (Difference("weight_decay", Both(0.0, 0.1), "update", "optimizer_setting",
                                  parameters=Both(("1/weight",), ("blocks.0.norm/weight", "blocks.1.norm/weight"))),),
-         "cause": Cause("optimizer_setting", "weight decay is 0.1 in the candidate for the reference's 0")},
+         "cause": Cause("optimizer_setting", "weight decay is 0.1 in the candidate for the reference's 0",
+                        values=Both((0.0,), (0.1,)))},
         ['-NO_DECAY = ("bias",)', '+NO_DECAY = ("bias", "norm")'],
     ),
     "a setting under a name of the user's own": (
@@ -505,7 +592,8 @@ CASES = {
         {"text": "class L:\n    def __init__(self, temperature=3.0):\n        self.temperature = temperature\n"
          "    def forward(self, p, q):\n        kd = F.kl_div(p / self.temperature, q)\n"
          "        return kd + self.ce(q)\n", "stage": "loss", "at": "kd =",
-         "cause": Cause("loss_term_weight", "the weight of a term of the loss is 1 for the reference's 9")},
+         "cause": Cause("loss_term_weight", "the weight of a term of the loss is 1 for the reference's 9",
+                        values=Both((9.0,), (1.0,)))},
         ["-        kd = F.kl_div(p / self.temperature, q)",
          "+        kd = self.temperature ** 2 * F.kl_div(p / self.temperature, q)"],
     ),
@@ -584,7 +672,7 @@ def test_a_fault_has_its_edit(case):
 def test_calls_of_padiff_never_change():
     text = "import padiff\nrec = padiff.record(net, 'runs/x', every_n_steps=5)\nnet(x, every_n_steps=5)\n"
     code = "import padiff\nrec = padiff.record(net, 'runs/x', every_n_steps=1)\n"
-    cause = Cause("other_batch", "other samples: the number is 5 for the reference's 1")
+    cause = Cause("other_batch", "other samples: the number is 5 for the reference's 1", values=Both(1.0, 5.0))
     shown = changed_lines(text, cause, "input", at="rec =", reference=code.splitlines()[1], code=code)
     assert not any("padiff" in line for lines in shown for line in lines)
 

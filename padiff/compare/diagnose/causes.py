@@ -232,7 +232,7 @@ def weight_in_loss(diff: Diff) -> Cause:
     text = (
         f"the weight of `{diff.pair.anchor.slot}` in the loss is {weights[1]:.4g} for the reference's {weights[0]:.4g}"
     )
-    return Cause("loss_term_weight", text)
+    return Cause("loss_term_weight", text, values=Both(*weights))
 
 
 # The most gradients that differ in another way than all others.

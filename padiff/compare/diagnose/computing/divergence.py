@@ -154,7 +154,10 @@ def read_numbers(sheet: FormulaView, other: Graph | FormulaView, surplus: bool =
                 texts = sides.map(partial(_number_text, is_root=number.kind == "attention_scale"))
                 text = f"{number.text} is {texts.candidate} for the reference's {texts.reference}"
                 text = f"in the candidate, {text}" if surplus else text
-                yield Edit(number.kind, number.name, text, number.make(value), number.rank + 1, 0, number.at)
+                yield Edit(
+                    number.kind, number.name, text, number.make(value), number.rank + 1, 0, number.at,
+                    values=Both(number.value, value),
+                )  # fmt: skip
 
 
 def _written_numbers(sheet: FormulaView) -> list[float]:
@@ -299,7 +302,8 @@ def solved(sheet: FormulaView, number: Number, target: Target, noise: float) -> 
         and sheet.nodes[number.at].operation in ("mul", "div")
     ):
         text = f"{sheet.where(number.at)} is left out: nothing is scaled by {written} there"
-        return Edit("scale_missing", "a scale", text, number.make(value), number.rank, 1, number.at)
+        values = Both(number.value, 1.0)
+        return Edit("scale_missing", "a scale", text, number.make(value), number.rank, 1, number.at, values=values)
     more = {0.0: " (it is left out)", 2.0: " (it counts twice)", -1.0: " (its sign is flipped)"}
     effect = more.get(value, "") if number.value == 1.0 and number.kind == "scale" else ""
     text = f"{number.text} is {_number_text(value, is_root)} for the reference's {written}{effect}"
@@ -311,7 +315,7 @@ def solved(sheet: FormulaView, number: Number, target: Target, noise: float) -> 
     odd = (float(f"{value:.2g}") != value and of_pi is None) or math.isclose(value, -number.value, rel_tol=1e-6)
     return Edit(
         number.kind, number.name, text, number.make(value), number.rank + odd, 1, number.at, not odd,
-        values=Both(number.value, value) if number.kind == "scale" and number.value == 1.0 else None,
+        values=Both(number.value, value),
     )  # fmt: skip
 
 
@@ -478,7 +482,9 @@ def _by_nodes(
             text = "; ".join(dict.fromkeys(texts))
             activation = len(texts) == 1 and sheet.nodes[cuts[0][0]].operation == "act" and not sum(steps)
             kind = "activation" if activation else "code"
-            names = _activations(sheet, candidate, *cuts[0]) if activation else None
+            names = (
+                _activations(sheet, candidate, *cuts[0]) if activation else _other_number(sheet, candidate, *cuts[0])
+            )
             text_besides, surplus = _besides(sheet, candidate, *between[0])
             if surplus and texts == [text_besides]:
                 kind, names = "activation_added", Both("", surplus)
@@ -527,7 +533,9 @@ def _by_calls(sheet: FormulaView, candidate: FormulaView, strict: bool) -> Edit 
     text = "; ".join(f"{text} ({sheet.where(k)})" for text, (k, _) in texts.items())
     k, other = next(iter(texts.values()))
     kind = _NAMED.get(sheet.nodes[k].operation, "code") if len(texts) == 1 else "code"
-    names = _activations(sheet, candidate, k, other) if kind == "activation" else None
+    names: Both[Any] | None = _activations(sheet, candidate, k, other) if kind == "activation" else None
+    if kind == "code" and len(texts) == 1:
+        names = _other_number(sheet, candidate, k, other)
     if kind == "loss_function":
         names = Both(*(_HUBER[bool(view.nodes[n].how["divided"])] for view, n in ((sheet, k), (candidate, other))))
     return Edit(kind, READ, text, changes, 0 if kind == "loss_function" else 4, at=k, other=other, values=names)
@@ -998,18 +1006,25 @@ def _of_one_call(sheet: FormulaView, candidate: FormulaView, k: int, other: int)
         order = _order(sheet, candidate, node.given, other_node.given)
         texts += [f"the parts are in the order {order}"] if order else []
     texts += _other_axes(sheet, candidate, k, other)
-    for operand, theirs in zip(node.given, other_node.given):
-        if _is_constant(sheet, operand) and _is_constant(candidate, theirs):
-            numbers = (
-                float(np.ravel(view.formula.values[n])[0]) for view, n in ((sheet, operand), (candidate, theirs))
-            )
-            number, other_number = numbers
-            if not math.isclose(number, other_number, rel_tol=1e-9):
-                if _scales_scores(sheet, k):
-                    texts.append(f"the scale before a softmax is {other_number:.6g} for the reference's {number:.6g}")
-                else:
-                    texts.append(f"the number is {other_number:.6g} for the reference's {number:.6g}")
+    numbers = _other_number(sheet, candidate, k, other)
+    if numbers is not None:
+        number, other_number = numbers
+        if _scales_scores(sheet, k):
+            texts.append(f"the scale before a softmax is {other_number:.6g} for the reference's {number:.6g}")
+        else:
+            texts.append(f"the number is {other_number:.6g} for the reference's {number:.6g}")
     return texts
+
+
+def _other_number(sheet: FormulaView, candidate: FormulaView, k: int, other: int) -> Both[float] | None:
+    """Return the numbers of two calls in the same place that differ, of both formulas; `None` if all are equal."""
+    for operand, theirs in zip(sheet.nodes[k].given, candidate.nodes[other].given):
+        if _is_constant(sheet, operand) and _is_constant(candidate, theirs):
+            values = (view.formula.values[n] for view, n in ((sheet, operand), (candidate, theirs)))
+            numbers = Both(*(float(np.ravel(each)[0]) for each in values))
+            if not math.isclose(*numbers, rel_tol=1e-9):
+                return numbers
+    return None
 
 
 def _other_axes(sheet: FormulaView, candidate: FormulaView, k: int, other: int) -> Iterator[str]:

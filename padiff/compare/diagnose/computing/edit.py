@@ -310,7 +310,10 @@ def dropped_terms(sheet: FormulaView) -> Iterator[Edit]:
                 if description is not None:
                     kind, name, text, rank = description
                     telling = kind not in _WHERE and not (kind == "term_missing" and not text.startswith(_SIDE))
-                    values = Both(sheet.function(k), "")
+                    values: Both[Any] = Both(sheet.function(k), "")
+                    if kind == "scale_missing":
+                        number = sheet.formula.values[node.given[1 - place]]
+                        values = Both(float(number) if node.operation == "mul" else 1 / float(number), 1.0)
                     yield Edit(kind, name, text, {k: instead(operand)}, rank, at=k, telling=telling, values=values)
         if node.operation == "transpose" and len(node.given) == 1 and not sheet.is_parameter(node.given[0]):
             text = f"{sheet.where(k)} is left out: the axes are in another order"

@@ -223,14 +223,16 @@ def _counts(sheet: FormulaView, value: np.ndarray) -> bool:
 def _weighs_nothing(sheet: FormulaView, value: np.ndarray) -> bool:
     """Return True if a formula computes a value, and multiplies it by a zero of the code."""
     products = (sheet.nodes[user].given for node in sheet.equal(value) for user in sheet.users(node))
-    return any(sheet.is_number(each) and not sheet.formula.values[each].any() for given in products for each in given)
+    return any(
+        sheet.is_number(each) and not sheet.formula.values[each].any() for operands in products for each in operands
+    )
 
 
 def described(
     own: Terms, other: Terms | None, sheet: FormulaView | None, weighing: Weighing, surplus: bool
 ) -> tuple[str, str, Both[Frame | None], Both[Any] | None] | None:
     """Return the kind and the text of a difference in weights, the lines of the reference's and the candidate's code,
-    and the reductions of both, if they differ; `None` if there is no such difference, or it has several forms.
+    and the reductions or the weights of both; `None` if there is no such difference, or it has several forms.
 
     Args:
         own: the terms that explain the other side's loss.
@@ -247,7 +249,7 @@ def described(
     if not changed or len(changed) > 2:
         return None
     owner, lacking = ("the candidate", "the reference") if surplus else ("the reference", "the candidate")
-    texts, kinds = [], []
+    texts, kinds, weights = [], [], []
     amounts: Both[Any] = Both(0.0, 0.0)
     for ratio in changed:
         places = [k for k, each in enumerate(ratios) if math.isclose(each, ratio, rel_tol=_SAME, abs_tol=1e-12)]
@@ -258,8 +260,9 @@ def described(
             scales = _scales(own, places)
             tops = [own.sheet.formula.values[node] for node in _tops(own, places)]
             if sheet is not None and scales and any(_weighs_nothing(sheet, value) for value in tops):
-                weights = Both(math.prod(scales[0].factors), 0.0).swapped(surplus)
-                shown, term = weights.map(lambda each: f"{each:.4g}"), f"a term of the loss ({names_of(own, places)})"
+                amounts = Both(math.prod(scales[0].factors), 0.0).swapped(surplus)
+                weights.append(amounts)
+                shown, term = amounts.map(lambda each: f"{each:.4g}"), f"a term of the loss ({names_of(own, places)})"
                 texts.append(f"the weight of {term} is {shown.candidate} for the reference's {shown.reference}")
                 kinds.append("loss_term_weight")
                 continue
@@ -285,9 +288,12 @@ def described(
         term = "the loss" if whole else f"a term of the loss ({names_of(own, places)})"
         texts.append(text.replace("{term}", term))
         kinds.append(kind)
+        weights.append(amounts)
     places = [k for k, each in enumerate(ratios) if each != 1.0]
     partner = None if other is None else _partner(own, other, places)
-    reductions = amounts if kinds[0] == "reduction" and amounts.reference and len(texts) == 1 else None
+    differing = amounts if kinds[0] == "reduction" and amounts.reference and len(texts) == 1 else None
+    if {*kinds} == {"loss_term_weight"} and all(map(any, weights)):
+        differing = Both(*zip(*weights))
     own_weight, other_weight = amounts.swapped(surplus) if kinds[0] != "reduction" else (0.0, 0.0)
     line = _line(own, places, kinds[0], own_weight)
     other_line = None if sheet is None else sheet.line(sheet.last)
@@ -298,7 +304,7 @@ def described(
             views = Both((own.sheet, inner[0]), (other.sheet, inner[1])).swapped(surplus)
             lines = views.map(lambda side: side[0].line(side[1]))
             return kinds[0], _inner_text(*views), lines, None
-    return kinds[0], "; ".join(texts), Both(line, other_line).swapped(surplus), reductions
+    return kinds[0], "; ".join(texts), Both(line, other_line).swapped(surplus), differing
 
 
 def _inner_reduction(own: Terms, places: Sequence[int], other: Terms, partner: Sequence[int]) -> tuple[int, int] | None:

@@ -784,7 +784,8 @@ def _getitem(sheet: FormulaView, k: int) -> Iterator[Edit]:
             text = f"the {by} over axis {place} is taken for the reference's {'last' if last else index} ({where})"
             if len(key) == place + 1 and sheet.is_float(k):
                 change = _of(sheet, k, "reduced", by=by, axis=place)
-                yield Edit("reduction_form", "another reduction", text, {k: change}, 0, at=k)
+                values: Both[Any] = Both((place, index), (place, by))
+                yield Edit("reduction_form", "another reduction", text, {k: change}, 0, at=k, values=values)
 
 
 def _cat(sheet: FormulaView, k: int) -> Iterator[Edit]:

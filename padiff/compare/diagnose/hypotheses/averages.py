@@ -242,7 +242,9 @@ def hypotheses(scene: DiffContext) -> Iterator[Hypothesis]:
         for side, other in (SIDES, SIDES.swapped()):
             if float(getattr(decays, side)) == 0:
                 text = f"the {side} copies {source}, the {other} averages it with a decay of {getattr(decays, other)}"
-    yield Hypothesis(kind, "an average", text, partial(_predicted, scene, average), "averages", free=1)
+    values = None if kind == "average_order" else average.sides.map(lambda side: float(_decay(side)))
+    predict = partial(_predicted, scene, average)
+    yield Hypothesis(kind, "an average", text, predict, "averages", free=1, values=values)
 
 
 def _gives_the_same(scene: DiffContext, number: int) -> bool:

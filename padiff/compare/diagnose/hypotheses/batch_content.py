@@ -296,13 +296,11 @@ def _of_other_steps(scene: DiffContext, sides: Both[np.ndarray], rounding: float
     pair = scene.diff.pair
     anchor = pair.anchor
     rows, origins = [], []
-    for number, call, values in _of_near_steps(scene):
-        is_another = (number, call) != (scene.number, anchor.call)
+    for number, call, values in [*_of_near_steps(scene), (scene.number, anchor.call, sides)]:
+        is_another = (number, call) != (scene.number, anchor.call) or values is sides
         if is_another and values.reference.shape[1:] == sides.reference.shape[1:]:
             rows.append(values.reference)
             origins += [(number, call)] * len(values.reference)
-    rows.append(sides.reference)
-    origins += [(scene.number, anchor.call)] * len(sides.reference)
     if len(rows) < 2 or sides.reference[0].size < 2:
         return
     pool = np.concatenate(rows)
@@ -310,7 +308,19 @@ def _of_other_steps(scene: DiffContext, sides: Both[np.ndarray], rounding: float
     if order is None:
         return
     used = sorted({origins[k] for k in order})
-    if len(used) == 1:
+    # Places of samples in the run, if all batches are of one size.
+    size = len(sides.reference)
+    starts = np.array([number * size for number, _ in origins]) + np.arange(len(origins)) % size
+    shifts = (
+        {*(starts[order] - starts[-size:])} if {len(each) for each in rows} == {size} and not used[-1][1] else set()
+    )
+    shift = int(shifts.pop()) if len(shifts) == 1 else 0
+    if shift and len(used) > 1:
+        places = f"{abs(shift)} place{'s' if abs(shift) > 1 else ''} {'later' if shift > 0 else 'earlier'}"
+        text = (
+            f"for each sample the reference's {places}: it begins with another one, or with another window of the data"
+        )
+    elif len(used) == 1:
         (number, call), micro = used[0], any(call for _, call in origins)
         text = f"the reference's of step {number}{f', micro-batch {call}' if micro else ''}: batches in another order"
     else:
@@ -322,7 +332,10 @@ def _of_other_steps(scene: DiffContext, sides: Both[np.ndarray], rounding: float
         noise = transforms.noise_of(predicted, rounding)
         yield Prediction(pair.anchor.site, sides.candidate, predicted, sides.reference, noise, limit)
 
-    yield Hypothesis("batch_order", "samples of other steps", f"{_HEAD} {text}", predict, free=len(order))
+    yield Hypothesis(
+        "batch_order", "samples of other steps", f"{_HEAD} {text}", predict, free=len(order),
+        values=Both(None, (-shift,)) if shift else None,
+    )  # fmt: skip
 
 
 def _of_near_steps(scene: DiffContext) -> Iterator[tuple[int, int, Both[np.ndarray]]]:

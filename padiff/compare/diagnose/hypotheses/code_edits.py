@@ -729,7 +729,10 @@ def _as_limit(case: Case, trial: Found) -> Found:
                 f"in the candidate, the limit of {sheet.named(kept)} is {numbers.candidate:.6g} for the reference's "
                 f"{numbers.reference:.6g} ({sheet.where(at)})"
             )
-            return replace(trial, edit=replace(trial.edit, kind="limit", name="a limit", text=text, other=k), head="")
+            edit = replace(
+                trial.edit, kind="limit", name="a limit", text=text, other=k, values=Both(limit, theirs)
+            )  # fmt: skip
+            return replace(trial, edit=edit, head="")
     return trial
 
 
@@ -738,10 +741,10 @@ def _choose_both(case: Case, trial: Found) -> bool:
 
     Where one of its operands is not taken anywhere, any fault in that operand looks like a missing choice.
     """
-    other = case.sheets.swapped(trial.surplus).candidate
-    if trial.edit.kind != CHOICE or other is None:
+    partner = case.sheets.swapped(trial.surplus).candidate
+    if trial.edit.kind != CHOICE or partner is None:
         return False
-    counts = [sum(node.operation in ("maximum", "minimum") for node in view.nodes) for view in (trial.sheet, other)]
+    counts = [sum(node.operation in ("maximum", "minimum") for node in view.nodes) for view in (trial.sheet, partner)]
     return counts[0] <= counts[1]
 
 

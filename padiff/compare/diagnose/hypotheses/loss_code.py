@@ -465,21 +465,21 @@ def _limit_without_effect(sheets: Both[FormulaView | None], number: int) -> Caus
     views = Both(reference, candidate)
     idle, lone = views.map(lambda view: [*_idle_limits(view)]), list[tuple[bool, int, int]]()
     for surplus in (False, True):
-        own, other = views.swapped(surplus)
+        sheet, partner = views.swapped(surplus)
         limits, theirs = idle.swapped(surplus)
-        values, taken = own.formula.values, {operand for _, operand in theirs}
-        lone += [(surplus, k, operand) for k, operand in limits if taken.isdisjoint(other.equal(values[operand]))]
+        values, operands = sheet.formula.values, {operand for _, operand in theirs}
+        lone += [(surplus, k, operand) for k, operand in limits if operands.isdisjoint(partner.equal(values[operand]))]
     if len(lone) != 1:
         return None
     surplus, k, operand = lone[0]
-    own, other = views.swapped(surplus)
-    side = SIDES.swapped(surplus).reference
+    sheet, partner = views.swapped(surplus)
+    side, where = SIDES.swapped(surplus).reference, sheet.where(k)
     text = (
-        f"only the {side} limits {own.named(operand)} ({own.where(k)}), which has no effect in step {number}, whose "
-        "code is known"
+        f"only the {side} limits {sheet.named(operand)} ({where}), which has no effect in step {number}, whose code is "
+        "known"
     )
-    takers = (user for node in other.equal(own.formula.values[operand]) for user in other.users(node))
-    lines = Both(own.line(k), next(filter(None, map(other.line, takers)), None)).swapped(surplus)
+    takers = (user for node in partner.equal(sheet.formula.values[operand]) for user in partner.users(node))
+    lines = Both(sheet.line(k), next(filter(None, map(partner.line, takers)), None)).swapped(surplus)
     return Cause("clamp_added" if surplus else "clamp_missing", text, lines=lines)
 
 

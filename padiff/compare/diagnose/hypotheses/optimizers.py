@@ -360,6 +360,7 @@ def _hypothesis(
         free=change.free,
         tried=change.tried,
         changes=changes,
+        values=_numbers(shown, fitted),
         # No argument makes an optimizer follow another rule for some of its parameters.
         fix=""
         if change.rules and rest
@@ -444,6 +445,13 @@ def _declared_rule(scene: DiffContext, parameter: Parameter) -> str:
     """Return the rule that the candidate's optimizer declares for a parameter; empty if it declares none."""
     groups = declared_groups(scene, parameter.track.place)
     return "" if groups is None else groups.candidate.rule
+
+
+def _numbers(change: Change, fitted: Fit) -> Both[Any] | None:
+    """Return the numbers of the settings that a change alters, of both sides; `None` if it alters something else."""
+    pairs = [(fitted.settings.get(name), value) for name, value in change.settings.items()]
+    is_number = all(isinstance(each, (int, float)) for pair in pairs for each in pair)
+    return Both(*zip(*pairs)) if pairs and is_number and not change.rules else None
 
 
 def _site(scene: DiffContext, tracks: ParameterHistories, parameter: Parameter) -> str:

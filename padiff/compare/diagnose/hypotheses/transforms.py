@@ -138,7 +138,7 @@ def orders(shape: Sequence[int], first: int = 1) -> Iterator[Transform]:
         if shape[axis_a] == shape[axis_b]:
             text = f"the same with axes {axis_a} and {axis_b} exchanged"
             make = partial(np.swapaxes, axis1=axis_a, axis2=axis_b)
-            yield Transform("transposed", "axes exchanged", text, make, tried=len(axes))
+            yield Transform("transposed", "axes exchanged", text, make, tried=len(axes), value=(axis_a, axis_b))
 
 
 def row_order(reference: np.ndarray, candidate: np.ndarray, axis: int = 0) -> np.ndarray | None:
@@ -650,10 +650,13 @@ def ratio_hypotheses(
             what,
             tried=2 * len(known) + 2 * len(_SCALES),
             telling=number.sure,
+            values=Both(1.0, float(number.ratio)),
         )
     else:
-        text = f"{what} are {fraction(ratio, counted)} times the reference's"
-        yield Hypothesis(kind, "a constant ratio", text, lambda: scaled(tensors, ratio), what, free=1, telling=False)
+        text, times = f"{what} are {fraction(ratio, counted)} times the reference's", Both(1.0, float(ratio))
+        yield Hypothesis(
+            kind, "a constant ratio", text, lambda: scaled(tensors, ratio), what, free=1, telling=False, values=times
+        )
 
 
 def _is(ratio: float, value: float, near: float = NEAR) -> bool:

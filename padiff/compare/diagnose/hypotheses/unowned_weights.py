@@ -755,14 +755,13 @@ def start_hypotheses(scene: DiffContext) -> Iterator[Hypothesis | Cause]:
     if sides is not None and sides.reference.shape == sides.candidate.shape and np.isfinite(sides.candidate).all():
         yield from _changed_start(scene, sides)
     if not _is_buffer(scene, scene.diff):
-        filled = "" if sides is None else _filled(scene, sides)
-        yield Cause(
-            "start_weights",
-            filled or _others(scene),
-            True,
-            "they differ before the first step",
-            "" if filled else _MEND,
-        )
+        filled = None if sides is None else _filled(scene, sides)
+        text = _others(scene) if filled is None else (
+            f"the start value of {scene.diff.pair.anchor.slot} is {filled.candidate:.6g} for the reference's "
+            f"{filled.reference:.6g}"
+        )  # fmt: skip
+        fix = _MEND if filled is None else ""
+        yield Cause("start_weights", text, True, "they differ before the first step", fix, values=filled)
 
 
 _MEND = "padiff.start_from(reference_run, candidate_model), or one checkpoint for both, before training"
@@ -842,9 +841,9 @@ def _of_another(scene: DiffContext, sides: Both[np.ndarray], head: str) -> Itera
         yield Hypothesis("weight_of_another_layer", "another layer's weight", text, predict, tried=size)
 
 
-def _filled(scene: DiffContext, sides: Both[np.ndarray]) -> str:
-    """Return text on a weight of a class of the user's that each run fills with one number, where all other weights are
-    equal; else nothing.
+def _filled(scene: DiffContext, sides: Both[np.ndarray]) -> Both[float] | None:
+    """Return the numbers with which both runs fill a weight of a class of the user's, where all other weights are
+    equal; else `None`.
     """
     wrong = [each for each in scene.diffs("weight") if each.compared and not each.passed]
     kinds = {name.lower() for names in LAYERS.values() for name in names}
@@ -852,9 +851,8 @@ def _filled(scene: DiffContext, sides: Both[np.ndarray]) -> str:
         layer.kind not in kinds for layer in (scene.layers.reference, scene.layers.candidate)
     )
     if not is_own or len(wrong) > 1 or not all(side.size and side.min() == side.max() for side in sides):
-        return ""
-    slot, numbers = scene.diff.pair.anchor.slot, sides.map(lambda side: float(side.flat[0]))
-    return f"the start value of {slot} is {numbers.candidate:.6g} for the reference's {numbers.reference:.6g}"
+        return None
+    return sides.map(lambda side: float(side.flat[0]))
 
 
 def _others(scene: DiffContext) -> str:
