@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from difflib import Match, SequenceMatcher
@@ -199,6 +199,16 @@ def chooses(steps: Both[Step]) -> bool:
         return all(kinds) or any(False in kind for kind in kinds)
     except RunFolderError:
         return False
+
+
+def is_readable(steps: Both[Step]) -> bool:
+    """Return True if the calls of both sides' traces can be read; False if a trace is damaged."""
+    try:
+        for step in steps:
+            deque(step.trace.calls, 0)
+    except RunFolderError:
+        return False
+    return True
 
 
 def flips_of(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from padiff.align import Alignment
-from padiff.compare.choices import Flips, chooses, flips_of, reached
+from padiff.compare.choices import Flips, chooses, flips_of, is_readable, reached
 from padiff.compare.judge import limits
 from padiff.compare.judge.drift import NONE, Drift, Form, Site, drift, site_of
 from padiff.compare.judge.flipped_rows import EarlierFlips, counted, judged_by_rows
@@ -404,7 +404,7 @@ def compare_step(steps: Both[Sequence[Step]], plan: ComparisonPlan, before: Befo
             judged = with_magnified(judged, rank.reference, plan.runs.reference)
             judged = with_other_forms(judged, rank, plan.runs)
         judged = with_averages(judged, len(diffs_by_rank), plan.runs, plan.alignment, before.drift)
-        if plan.policy.in_context and (not judged.passed or chooses(rank)):
+        if plan.policy.in_context and (chooses(rank) if judged.passed else is_readable(rank)):
             number = len(diffs_by_rank)
             left = before.flips.get(number, EarlierFlips()).with_traces(rank.map(lambda step: step.trace))
             if not judged.passed:

@@ -313,15 +313,32 @@ def test_an_activation_that_lets_little_through_is_judged_by_what_went_in():
     assert not dead(2e-5)
 
 
-@pytest.mark.parametrize(("ratio", "passed"), [(8e-6, True), (0.0, False)])
-def test_weights_that_began_at_zero_have_the_ratio_of_their_updates(ratio, passed):
-    """A framework rounds Adam's bias correction in float32: every update is larger by the same share."""
+@pytest.mark.parametrize(("ratio", "step", "passed"), [(8e-6, 2, True), (0.0, 2, False), (0.0, 0, True)])
+def test_weights_that_began_at_zero_have_the_ratio_of_their_updates(ratio, step, passed):
+    """A framework rounds Adam's bias correction in float32: every update, also of steps that were not compared, is
+    larger by the same share.
+    """
     biases = {(f"fc{k}", "bias"): RNG.normal(size=64) for k in range(4)}
     before = Drift(
-        step=2,
+        step=step,
         ratio=ratio,
         began=dict.fromkeys(biases, 0.0),
         weights={key: 1e-5 * float(np.linalg.norm(bias)) for key, bias in biases.items()},
     )
     pairs = [two("weight", "bias", bias, bias * (1 + 6e-6), step=3, layer=layer) for (layer, _), bias in biases.items()]
     assert [diff.passed for diff in judged(*pairs, before=before)] == [passed] * 4
+
+
+@pytest.mark.parametrize(("lately", "passed"), [(0.01, True), (0.0, False)])
+def test_the_gradient_of_one_number_is_held_against_what_it_was_lately(lately, passed):
+    """A sum of many terms passes zero: then its rounding is larger than the sum."""
+    before = Drift(step=2, numbers={KEY: lately})
+    pair = two("grad", "weight", np.array([1e-4]), np.array([-1e-4]), step=3)
+    assert judged(pair, before=before)[0].passed is passed
+
+
+def test_the_gradient_of_one_number_is_forgotten_by_half_a_step():
+    first = drift(judged(two("grad", "weight", np.array([0.8]), np.array([0.8]), step=0)))
+    assert first.numbers == {KEY: pytest.approx(0.8)}
+    pair = two("grad", "weight", np.array([0.1]), np.array([0.1]), step=1)
+    assert drift(judged(pair, before=first), first).numbers == {KEY: pytest.approx(0.4)}

@@ -396,3 +396,12 @@ def test_lost_tensor_is_an_error():
     del arrays[f"{SITES[0]}:first_moment"]
     with pytest.raises(KeyError, match="first/weight:first_moment"):
         OptimizerState.from_plain(ADAM.plain(), arrays)
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_settings_have_one_form_in_both_frameworks(name):
+    trainings = [Training(framework, make) for framework, make in zip(("torch", "paddle"), RULES[name])]
+    values = [each.api.settings(each.optimizer).groups[0].values for each in trainings]
+    shared = values[0].keys() & values[1].keys()
+    differing = {key for key in shared if values[0][key] != values[1][key]}
+    assert shared and differing <= {"eps"}  # whose defaults differ in Adagrad

@@ -91,6 +91,7 @@ class Drift:
         ratio: largest absolute median ratio, less 1, of the gradients or updates of a step so far
             (`ScaleErrors.ratio`).
         began: norm of each of the reference's weights in the first compared step that has the weight.
+        numbers: norm that the gradient of each parameter of one number had lately.
         equal: True if both sides begin the next step equal, whatever its number: the step is judged as step 0.
         inputs: largest relative L2 error of the inputs that passed.
         losses: slots and calls of the tensors of loss functions that were within their limits in the first step.
@@ -110,6 +111,7 @@ class Drift:
     element: float = 0.0
     ratio: float = 0.0
     began: Mapping[Key, float] = field(default_factory=dict)
+    numbers: Mapping[Key, float] = field(default_factory=dict)
     equal: bool = False
     inputs: float = 0.0
     losses: frozenset[tuple[str, int]] = frozenset()
@@ -254,6 +256,7 @@ def drift(diffs: Sequence[Diff], before: Drift = NONE, known: bool = True) -> Dr
         element,
         ratio,
         began,
+        _numbers(diffs, before.numbers),
         inputs=float(rows["value"][batches].max(initial=0.0)),
         losses=before.losses if before.step >= 0 else _losses_within(diffs, facts.of_loss),
         forms=_forms(diffs, before.forms),
@@ -386,6 +389,18 @@ def common_growth(found: ScaleErrors, floor: float) -> Decay | None:
     return Decay(found.places[alike & (found.ratio * ratio > 0)], ratio, limit)
 
 
+def _numbers(diffs: StepDiffs, before: Mapping[Key, float]) -> dict[Key, float]:
+    """Return the norm of the gradient of each parameter of one number, or half of what it was if that is larger.
+
+    A sum passes zero, and the rounding of its terms does not.
+    """
+    places = diffs.sites.places["grad"]
+    of_loop = diffs.sites.fact(SiteFacts).of_loop[places]
+    places = places[diffs.known[places] & (diffs.rows["size"][places] == 1) & ~of_loop]
+    norms = {diffs.sites.keys[place]: float(diffs.rows["reference_l2"][place]) for place in places.tolist()}
+    return {key: max(norms.get(key, 0.0), before.get(key, 0.0) / 2) for key in norms.keys() | before.keys()}
+
+
 def failed(diffs: StepDiffs, places: np.ndarray, limit: float) -> StepDiffs:
     """Return the diffs, with those at the given indices failed for their common ratio."""
     if not len(places):
@@ -516,13 +531,14 @@ def _growth_floor(diffs: StepDiffs, weights: ScaleErrors, start: Start) -> float
 
     Causes are the rounding of the decay factor in each step, and updates with a common ratio on growing weights.
     """
-    before = start.before
-    explained = 2 * (diffs.number or 0) * float(diffs.sites.fact(SiteFacts).rounding[weights.places].max(initial=0.0))
-    if not before.ratio:
+    before, number = start.before, diffs.number or 0
+    explained = 2 * number * float(diffs.sites.fact(SiteFacts).rounding[weights.places].max(initial=0.0))
+    ratio = max(before.ratio, limits.BIAS_CORRECTION if number > before.step + 1 else 0.0)
+    if not ratio:
         return explained
     keys = diffs.sites.keys
     sizes = zip(weights.places.tolist(), diffs.rows["reference_l2"][weights.places].tolist())
     grown = [(size, before.began[keys[place]]) for place, size in sizes if keys[place] in before.began]
     # A weight that began at zero is the sum of its updates, and has their ratio.
     shares = [abs(math.log(size / began)) if began > 0 else 1.0 for size, began in grown]
-    return explained + limits.OF_GROWTH * before.ratio * (statistics.median(shares) if shares else 0.0)
+    return explained + limits.OF_GROWTH * ratio * (statistics.median(shares) if shares else 0.0)

@@ -162,6 +162,9 @@ DECAY_SURE = 10.0
 NORMS = 1e-7
 #: Margin for the growth of weights whose updates are all larger by a common share. Chosen.
 OF_GROWTH = 3.0
+#: Relative error of the updates of early steps, if an optimizer computes its bias correction in float32: ``1 - 0.999``
+#: is off by 1.3e-5, and its root by half of that.
+BIAS_CORRECTION = 6.5e-6
 #: Largest typical relative error of updates in an uncompared step; and factor of the root of the outputs' error, which
 #: is added because a value may have crossed a kink (with one wholly different element of the smallest output).
 #: Measured: 5e-4 at most over gaps of 3 steps without a crossing, 0.03 with one.

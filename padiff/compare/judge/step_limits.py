@@ -197,7 +197,9 @@ class StepContext:
         """Return the L2 limit of each gradient, and the rule of each limit, in the order of their indices."""
         places, rows = self._places["grad"], self.diffs.rows
         reference = rows["reference_l2"][places]
-        scale = self.grad_scales[places] * np.sqrt(rows["size"][places])
+        keys, numbers = self.diffs.sites.keys, self.before.numbers
+        lately = np.array([numbers.get(keys[place], 0.0) for place in places.tolist()]) if numbers else 0.0
+        scale = np.fmax(self.grad_scales[places] * np.sqrt(rows["size"][places]), lately)
         # A few wrong elements of an activation gradient reach every gradient that is computed from it.
         limit = self.relative("grad", stepped)
         if self._kinks:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -189,8 +190,9 @@ def values_of(optimizer: Any, group: Mapping[str, Any], names: Mapping[str, str]
     if attributes.get("_amsgrad"):
         values["amsgrad"] = True
     if rule == "Rprop":
-        values |= zip(("eta_minus", "eta_plus"), attributes.get("_etas", ()))
-        values |= zip(("step_min", "step_max"), attributes.get("_learning_rate_range", ()))
+        # paddle keeps each pair in a list of its own.
+        pairs = (np.ravel(attributes.get(name, ())).tolist() for name in ("_etas", "_learning_rate_range"))
+        values |= zip(("eta_minus", "eta_plus", "step_min", "step_max"), chain.from_iterable(pairs))
     if rule == "LBFGS":
         values |= {name: attributes[name] for name in _OF_LBFGS if attributes.get(name) is not None}
     if not names and rule not in ("SGD", "Rprop", "LBFGS"):  # a user's own class
