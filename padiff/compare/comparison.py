@@ -506,6 +506,8 @@ class RunComparison:
             first = diagnose.settings_first(differ, first) if differ else first
             # Different settings explain the distance of the runs, so no amplified rounding is reported.
             coverage = replace(coverage, amplified=None) if first is not tensor else coverage
+        # After the first difference the limits are as large as the runs are apart: everything is within them.
+        last = math.inf if first is None else first.step
         around = self._around
         return Report(
             diffs=diffs,
@@ -519,7 +521,7 @@ class RunComparison:
             aftermath=around.aftermath(first, tensor) if around is not None else Aftermath({}),
             independent=around.independent(first, tensor, differ, steps, self._asked.has) if around is not None else (),
             models=models_of(self.runs.map(lambda run: run.info), self.alignment, self._stacks),
-            choices=tuple(each for each in self._before.choices if each.step in steps),
+            choices=tuple(each for each in self._before.choices if each.step in steps and each.step <= last),
         )
 
 

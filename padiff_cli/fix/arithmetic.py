@@ -14,7 +14,7 @@ from padiff_cli.fix.vocabulary import number_of
 
 _OPERATORS: dict[type[ast.AST], Callable[..., Any]] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
-    ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod, ast.Pow: operator.pow, ast.USub: operator.neg,
+    ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod, ast.Pow: math.pow, ast.USub: operator.neg,
     ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt, ast.GtE: operator.ge, ast.Eq: operator.eq,
 }  # fmt: skip
 _FUNCTIONS: dict[str, Callable[..., Any]] = {

@@ -203,18 +203,23 @@ def _edits(
 
     first = min(rates)
 
-    def errors(node: ast.expr, number: float) -> list[float]:
+    def errors(node: ast.expr, number: float, at: Sequence[int]) -> list[float]:
         try:
-            computed = schedule.rates(steps, Arithmetic(schedule.project, {node: number}))
+            computed = schedule.rates(at, Arithmetic(schedule.project, {node: number}))
         except UnknownError:
             return [math.inf]
-        return [after - rate for after, rate in zip(computed, target)]
+        return [after - target[k] for after, k in zip(computed, at)]
 
     def error_of_first(node: ast.expr, number: float) -> float:
-        return errors(node, number)[first:][:1][0]
+        return errors(node, number, [first])[0]
 
     def is_right(node: ast.expr, number: float) -> bool:
-        return all(abs(error) <= _EXACT * abs(rate) for error, rate in zip(errors(node, number), target))
+        # Most numbers are wrong in the first step that differs: the other steps are not computed.
+        return all(
+            abs(error) <= _EXACT * abs(target[k])
+            for at in ([first], steps)
+            for k, error in zip(at, errors(node, number, at))
+        )
 
     for node, source in arithmetic.literals.items():
         number = number_of(node)
