@@ -35,7 +35,7 @@ class PaddleBoth(paddle.nn.Layer):
             parameter.stop_gradient = True
 
 
-def _torch(folder, decay=0.999, lr=1e-3, place="after", steps=STEPS):
+def _torch(folder, decay=0.999, lr=1e-3, place="after", steps=STEPS, part=None):
     """A moving average in a loop; ``decay`` is a number or a function of the step, None: no update."""
     torch.manual_seed(0)
     model = Both()
@@ -46,7 +46,7 @@ def _torch(folder, decay=0.999, lr=1e-3, place="after", steps=STEPS):
         m = decay(step) if callable(decay) else decay
         for copy, source in zip(model.ema.parameters(), model.net.parameters()):
             if m is not None:
-                copy.mul_(m).add_(source, alpha=1 - m)
+                copy.mul_(m).add_(source, alpha=1 - m if part is None else part)
 
     with padiff.record(model, folder, optimizer=optimizer) as rec:
         for step in range(steps):
@@ -91,6 +91,13 @@ def test_another_decay_is_proven(right, wrong, tmp_path):
     assert first.reference.startswith("ema")
     assert (first.cause.kind, first.cause.proven) == ("average_decay", True), first.message
     assert f"has a decay of {wrong} for the reference's {right}" in first.cause.text
+
+
+def test_shares_that_are_not_1_together_are_proven(tmp_path):
+    reference = _torch(tmp_path / "right", 0.9)
+    first = padiff.compare_runs(reference, _torch(tmp_path / "wrong", 0.9, part=0.05)).first_diff
+    assert (first.step, first.cause.kind, first.cause.proven) == (1, "average_decay", True), first.message
+    assert "takes 0.9 of itself and 0.05 of its source, the reference's 0.9 and 0.1" in first.cause.text
 
 
 @pytest.mark.parametrize("wrong", [0.99, 0.9999])

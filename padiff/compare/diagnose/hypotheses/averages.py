@@ -34,8 +34,8 @@ _BUFFER_ROUNDINGS = 32.0
 _LATER = 16
 # Most weights that are tried as sources.
 _SOURCES = 8
-# Least count of values of a weight.
-_FEWEST = 4
+# Least count of values of a weight, and of one of which two shares are known.
+_FEWEST, _MANY = 4, 16
 
 
 @dataclass(frozen=True)
@@ -46,11 +46,22 @@ class Average:
         share: the share of the distance to the source, 1 less the decay; 0 if the weight was not moved.
         error: error of the share.
         late: True if the source is that of this step: after its optimizer's step.
+        kept: the share of the weight itself; 1 less the other share, but for a fault.
     """
 
     share: float
     error: float
     late: bool
+    kept: float
+
+    def of(self, before: np.ndarray, sources: tuple[np.ndarray, np.ndarray]) -> np.ndarray:
+        """Return the weight that follows sources of this step and of the one before in this way."""
+        return np.asarray(self.kept * before + self.share * sources[0 if self.late else 1])
+
+    @property
+    def is_mean(self) -> bool:
+        """Return True if both shares together are 1."""
+        return abs(self.kept + self.share - 1) <= _SAME
 
 
 @dataclass(frozen=True)
@@ -82,14 +93,16 @@ class Averages:
     @staticmethod
     def are_apart(first: Average, second: Average) -> bool:
         """Return True if two shares differ by more than rounding."""
+        if first.is_mean is not second.is_mean:
+            return True
         apart = abs(first.share - second.share)
         return apart > _SAME * abs(first.share) + _SURE * (first.error + second.error)
 
     @property
     def is_clear(self) -> bool:
         """Return True if the sides' shares differ by so much that the weights show it beyond rounding."""
-        apart = abs(self.sides.reference.share - self.sides.candidate.share)
-        return apart * _root(self.sources.candidate[0] - self.before.candidate, 0.0) >= _KNOWN * self.noise
+        reference, candidate = (side.of(self.before.candidate, self.sources.candidate) for side in self.sides)
+        return _root(reference - candidate, 0.0) >= _KNOWN * self.noise
 
 
 def sources_of(place: PairPlace, owned: Mapping[PairPlace, Pair], pair: Pair) -> list[PairPlace]:
@@ -174,7 +187,7 @@ def _follows(now: np.ndarray, before: np.ndarray, late: np.ndarray, early: np.nd
     """Return how a weight follows its source; `None` if it does not."""
     change = now - before
     if np.sqrt(np.mean(np.square(change))) <= noise:
-        return Average(0.0, noise / _root(late - before, noise), True)
+        return Average(0.0, noise / _root(late - before, noise), True, 1.0)
     shares = []
     for is_late, source in ((True, late), (False, early)):
         apart = source - before
@@ -184,7 +197,15 @@ def _follows(now: np.ndarray, before: np.ndarray, late: np.ndarray, early: np.nd
         share = float(np.vdot(apart, change)) / square
         off = float(np.sqrt(np.mean(np.square(change - share * apart))))
         if off <= _SURE * noise and 0 < share <= 1 + _SAME:
-            shares.append((off, Average(share, noise / _root(apart, noise) / math.sqrt(apart.size), is_late)))
+            error = noise / _root(apart, noise) / math.sqrt(apart.size)
+            shares.append((off, Average(share, error, is_late, 1.0 - share)))
+            continue
+        columns = np.stack([before.ravel(), source.ravel()], 1)
+        kept, share = (float(each) for each in np.linalg.lstsq(columns, now.ravel(), rcond=None)[0])
+        off = float(np.sqrt(np.mean(np.square(columns @ (kept, share) - now.ravel()))))
+        # Two numbers fit a few values by chance.
+        if off <= _SURE * noise and min(kept, share) > 0 and now.size >= _MANY and abs(kept + share - 1) > _SAME:
+            shares.append((off, Average(share, noise / _root(apart, noise) / math.sqrt(apart.size), is_late, kept)))
     return min(shares, key=lambda each: each[0])[1] if shares else None
 
 
@@ -243,6 +264,14 @@ def hypotheses(scene: DiffContext) -> Iterator[Hypothesis]:
             if float(getattr(decays, side)) == 0:
                 text = f"the {side} copies {source}, the {other} averages it with a decay of {getattr(decays, other)}"
     values = None if kind == "average_order" else average.sides.map(lambda side: float(_decay(side)))
+    if not (reference.is_mean and candidate.is_mean):
+        kept, other_kept = (f"{side.kept:.4g}" for side in (candidate, reference))
+        share, other_share = (f"{side.share:.4g}" for side in (candidate, reference))
+        text = (
+            f"the candidate's average of {source} takes {kept} of itself and {share} of its source, the reference's "
+            f"{other_kept} and {other_share}: together they have to be 1"
+        )
+        values = Both(float(other_share), float(share))
     predict = partial(_predicted, scene, average)
     yield Hypothesis(kind, "an average", text, predict, "averages", free=1, values=values)
 
@@ -336,11 +365,7 @@ def _predicted(scene: DiffContext, found: Averages) -> Iterator[Prediction]:
         if each is None or not each.differ:
             continue  # another copy may be averaged alike
         # The share of the first one, with the others' own values.
-        share, late = found.sides.candidate.share, found.sides.candidate.late
-        expected = found.sides.reference
-        sources, before = each.sources.candidate, each.before.candidate
-        predicted = before + share * (sources[0 if late else 1] - before)
-        without = before + expected.share * (sources[0 if expected.late else 1] - before)
+        without, predicted = (side.of(each.before.candidate, each.sources.candidate) for side in found.sides)
         yield Prediction(f"{place[0]}/weight/{place[1]}", each.now.candidate, predicted, without, each.noise)
 
 
