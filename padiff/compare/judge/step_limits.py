@@ -199,7 +199,8 @@ class StepContext:
         reference = rows["reference_l2"][places]
         keys, numbers = self.diffs.sites.keys, self.before.numbers
         lately = np.array([numbers.get(keys[place], 0.0) for place in places.tolist()]) if numbers else 0.0
-        scale = np.fmax(self.grad_scales[places] * np.sqrt(rows["size"][places]), lately)
+        of_layers = self.grad_scales[places] * np.sqrt(rows["size"][places])
+        scale = np.fmax(of_layers, lately)
         # A few wrong elements of an activation gradient reach every gradient that is computed from it.
         limit = self.relative("grad", stepped)
         if self._kinks:
@@ -209,7 +210,7 @@ class StepContext:
         values = np.where(is_made_of, self.factor * (self.allowed("grad") + made_of), limit.value)
         rules = [
             Rule.LAYER if of_layer else Rule.MADE_OF if by_inputs else limit.rule
-            for of_layer, by_inputs in zip((scale > _SAME_NORM * reference).tolist(), is_made_of.tolist())
+            for of_layer, by_inputs in zip((of_layers > _SAME_NORM * reference).tolist(), is_made_of.tolist())
         ]
         most = values * np.fmax(reference, scale)
         scaled = only_scaled(rows[places]) & (rows["l2"][places] <= most)

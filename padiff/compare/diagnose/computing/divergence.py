@@ -311,10 +311,11 @@ def solved(sheet: FormulaView, number: Number, target: Target, noise: float) -> 
     of_pi = next((text for text, known in _OF_PI.items() if math.isclose(value, known, rel_tol=1e-4)), None)
     if of_pi is not None:
         text = f"{number.text} is {of_pi} for the reference's {written}"
+    odd = float(f"{value:.2g}") != value and of_pi is None
     # A sign is flipped by what adds or subtracts, rather than by a number.
-    odd = (float(f"{value:.2g}") != value and of_pi is None) or math.isclose(value, -number.value, rel_tol=1e-6)
+    is_sign = math.isclose(value, -number.value, rel_tol=1e-6) and not effect
     return Edit(
-        number.kind, number.name, text, number.make(value), number.rank + odd, 1, number.at, not odd,
+        number.kind, number.name, text, number.make(value), number.rank + odd + 3 * is_sign, 1, number.at, not odd,
         values=Both(number.value, value),
     )  # fmt: skip
 
