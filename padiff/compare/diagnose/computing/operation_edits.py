@@ -624,7 +624,7 @@ def _of_numbers(sheet: FormulaView, k: int, candidate: FormulaView, other: int, 
         place = np.flatnonzero(differ)[0]
         count, size = int(differ.sum()), values.size
         nodes = Both((sheet, sheet.source(k)), (candidate, candidate.source(other)))
-        makers = nodes.map(lambda side: getattr(side[0].producer(side[1]), "function", side[0].function(side[1])))
+        makers = nodes.map(lambda side: _maker(*side))
         text = (
             f"{sheet.named(nodes.reference[1])} has other numbers: {count} of {size} differ, the first is "
             f"{constants.flat[place]:.6g} for the reference's {values.flat[place]:.6g}"
@@ -636,6 +636,12 @@ def _of_numbers(sheet: FormulaView, k: int, candidate: FormulaView, other: int, 
             )
         at, at_other = (node for _, node in nodes)
         yield Edit("other_numbers", "other numbers", text, {k: put(constants)}, rank, at=at, other=at_other)
+
+
+def _maker(sheet: FormulaView, k: int) -> str:
+    """Return the function that computes a node, or makes it of numbers; empty for data."""
+    call = sheet.producer(k) if sheet.nodes[k].name == MADE else None
+    return sheet.function(k) if call is None else call.function
 
 
 def _made_of_numbers(sheet: FormulaView) -> list[int]:

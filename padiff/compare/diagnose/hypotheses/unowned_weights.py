@@ -146,7 +146,7 @@ def clamped_within_step(scene: DiffContext) -> Iterator[Cause]:
     anchor = scene.diff.pair.anchor
     places = scene.pairs(scene.number + 1, "weight") if anchor.call and anchor.stage == "forward" else {}
     earlier = scene.pairs(scene.number, "weight")
-    for place in places.keys() & earlier.keys():
+    for place in (place for place in places if place in earlier):
         after, before = (whole_of(pairs[place]) for pairs in (places, earlier))
         if place[0] != anchor.layer or after is None or before is None:
             continue
