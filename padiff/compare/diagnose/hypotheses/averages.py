@@ -54,7 +54,7 @@ class Average:
     late: bool
     kept: float
 
-    def of(self, before: np.ndarray, sources: tuple[np.ndarray, np.ndarray]) -> np.ndarray:
+    def moved(self, before: np.ndarray, sources: tuple[np.ndarray, np.ndarray]) -> np.ndarray:
         """Return the weight that follows sources of this step and of the one before in this way."""
         return np.asarray(self.kept * before + self.share * sources[0 if self.late else 1])
 
@@ -101,7 +101,7 @@ class Averages:
     @property
     def is_clear(self) -> bool:
         """Return True if the sides' shares differ by so much that the weights show it beyond rounding."""
-        reference, candidate = (side.of(self.before.candidate, self.sources.candidate) for side in self.sides)
+        reference, candidate = (side.moved(self.before.candidate, self.sources.candidate) for side in self.sides)
         return _root(reference - candidate, 0.0) >= _KNOWN * self.noise
 
 
@@ -365,7 +365,7 @@ def _predicted(scene: DiffContext, found: Averages) -> Iterator[Prediction]:
         if each is None or not each.differ:
             continue  # another copy may be averaged alike
         # The share of the first one, with the others' own values.
-        without, predicted = (side.of(each.before.candidate, each.sources.candidate) for side in found.sides)
+        without, predicted = (side.moved(each.before.candidate, each.sources.candidate) for side in found.sides)
         yield Prediction(f"{place[0]}/weight/{place[1]}", each.now.candidate, predicted, without, each.noise)
 
 
