@@ -21,7 +21,7 @@ from typing import NamedTuple
 import numpy as np
 
 from padiff.align import Alignment
-from padiff.compare.judge.limits import ROUNDING, allowed
+from padiff.compare.judge.limits import ROUNDING, SINGLE, allowed
 from padiff.errors import RunFolderError
 from padiff.frameworks.catalog import first_rank, is_descending, pooled_axes, row_axis
 from padiff.recorder.calls import QUANTISERS, ROUNDINGS, SAMPLING, before_first
@@ -49,8 +49,6 @@ _OTHER, _NEARER = 0.05, 4.0
 # Units in the last place, of an element of usual size, up to which one lies at a bound. Chosen: a bound may be several
 # times as large, and the element is rounded, and its scale and its input are.
 _AT_BOUND = 16.0
-# Limit of single scores whose partners were not recorded, as a multiple of the limit of a whole tensor.
-_SINGLE = 8.0
 # Largest number of entries whose scores do not tell the form of all.
 _FEW = 2
 # Most rows that hold one extreme score by chance: a table of distances holds each twice.
@@ -349,7 +347,7 @@ def _of_one_side(chooser: _Chooser, position: int, places: np.ndarray | None) ->
     gaps, size = _to_next(scores, count), _rms(scores)
     dtype = chooser.trace.tensors[chooser.choice.scores].dtype
     picked = tables.picked[:, :count]
-    near = gaps <= _SINGLE * allowed(dtype, "forward") * size
+    near = gaps <= SINGLE * allowed(dtype, "forward") * size
     otherwise = np.asarray(near if places is None else places != picked)
     none, flipped = np.zeros(len(gaps)), np.asarray(otherwise.any(axis=1))
     is_graph = places_of(chooser.trace, chooser.call) == len(flipped)

@@ -13,8 +13,7 @@ from typing import Any, Generic, SupportsIndex, TypeVar, overload
 
 import numpy as np
 
-from padiff.compare.judge.flipped_rows import SINGLE
-from padiff.compare.judge.limits import allowed
+from padiff.compare.judge.limits import SINGLE, allowed
 from padiff.dump import open_run
 from padiff.errors import RunFolderError, SketchOnlyError, UsageError
 from padiff.frameworks import framework_called, framework_like

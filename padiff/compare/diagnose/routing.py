@@ -36,8 +36,8 @@ from padiff.compare.diagnose.causes import cause_of_calls
 from padiff.compare.diagnose.place import Evidence, calls_before, graphs_of
 from padiff.compare.diagnose.traced import Graph, called, given_in_common
 from padiff.compare.judge.drift import RELATIVE
-from padiff.compare.judge.flipped_rows import SINGLE, WHOLLY, split_rows, within_rounding
-from padiff.compare.judge.limits import allowed
+from padiff.compare.judge.flipped_rows import WHOLLY, split_rows, within_rounding
+from padiff.compare.judge.limits import SINGLE, allowed
 from padiff.compare.measure.operands import Arrays, operands
 from padiff.errors import RunFolderError, SketchOnlyError
 from padiff.frameworks.catalog import is_descending, row_axis

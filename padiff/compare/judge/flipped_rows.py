@@ -16,6 +16,7 @@ import numpy as np
 from padiff.compare.choices import Flips, grid_of, queries_of, reached
 from padiff.compare.judge import limits
 from padiff.compare.judge.drift import RELATIVE
+from padiff.compare.judge.limits import SINGLE
 from padiff.compare.measure.operands import Arrays, Sketches, operands
 from padiff.compare.rearranged import choosing_blocks, row_shape, row_table
 from padiff.errors import SketchOnlyError
@@ -25,9 +26,9 @@ from padiff.records.report_data import ChoiceCounts
 from padiff.records.step_diffs import FIGURE_NUMBERS, FIGURES, RULE_NUMBERS, StepDiffs
 from padiff.sketches.sketch import BUCKETS, sketch_of
 
-#: Limit of single scores, and of single rows, as a multiple of the limit of a whole tensor, and the same for the scores
-#: of all rows together, of which the largest in each row are looked at. Chosen.
-SINGLE, LARGEST = 8.0, 3.0
+#: Limit of the scores of all rows together, whose largest in each row are looked at, as a multiple of the limit of a
+#: whole tensor. Chosen.
+LARGEST = 3.0
 #: Rows that each row which chose otherwise may take along: another row moves where an expert is full. Chosen.
 ALONG = 1
 #: Error of the other rows, as a multiple of the share of rows that chose otherwise times their error: layers that mix

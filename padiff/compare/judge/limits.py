@@ -198,6 +198,9 @@ MOST_UNITS = 16
 #: Standard deviations by which an estimate has to exceed its limit: chance does so once in 700 times.
 SURE = 3.0
 
+#: Limit of single scores, and of single rows, as a multiple of the limit of a whole tensor. Chosen.
+SINGLE = 8.0
+
 
 def allowed(dtype: str, stage: str) -> float:
     """Return the relative L2 error that rounding explains in a step that starts from equal weights."""

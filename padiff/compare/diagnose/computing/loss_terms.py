@@ -13,7 +13,7 @@ from padiff.compare.diagnose.computing.edit import FormulaView
 from padiff.compare.diagnose.computing.formula import Change, Formula, Get, Node, UnknownError
 from padiff.compare.diagnose.computing.operations import OPERATIONS
 from padiff.frameworks.catalog import is_loss
-from padiff.records import Both
+from padiff.records import SIDES, Both
 from padiff.system.frames import Frame
 
 #: The most terms of a loss.
@@ -146,7 +146,7 @@ def _parts(sheet: FormulaView, term: Term, depending: Collection[int]) -> Iterat
             )
             break
     elif operation == "reduced" and how["by"] in ("sum", "mean"):
-        count = sheet.formula.values[node.given[0]].size / max(1, sheet.formula.values[term.node].size)
+        count = _reduced(sheet, term.node)[1]
         yield term.of_operand(
             node.given[0],
             lambda value: np.asarray(OPERATIONS["reduced"](value, **how)),
@@ -248,32 +248,20 @@ def described(
     ]
     if not changed or len(changed) > 2:
         return None
-    owner, lacking = ("the candidate", "the reference") if surplus else ("the reference", "the candidate")
     texts, kinds, weights = [], [], []
     amounts: Both[Any] = Both(0.0, 0.0)
     for ratio in changed:
         places = [k for k, each in enumerate(ratios) if math.isclose(each, ratio, rel_tol=_SAME, abs_tol=1e-12)]
         if not ratio:
-            values = [own.sheet.formula.values[term.node] for k in places for term in own.groups[k]]
-            if sheet is not None and any(_counts(sheet, value) for value in values):
-                return None  # the other side adds the term: its weight is too small to be told from 0
-            scales = _scales(own, places)
-            tops = [own.sheet.formula.values[node] for node in _tops(own, places)]
-            if sheet is not None and scales and any(_weighs_nothing(sheet, value) for value in tops):
-                amounts = Both(math.prod(scales[0].factors), 0.0).swapped(surplus)
+            uncounted = _uncounted(own, other, sheet, places, surplus)
+            if uncounted is None:
+                return None
+            kind, text, zeros = uncounted
+            texts.append(text)
+            kinds.append(kind)
+            if zeros is not None:
+                amounts = zeros
                 weights.append(amounts)
-                shown, term = amounts.map(lambda each: f"{each:.4g}"), f"a term of the loss ({names_of(own, places)})"
-                texts.append(f"the weight of {term} is {shown.candidate} for the reference's {shown.reference}")
-                kinds.append("loss_term_weight")
-                continue
-            if sheet is not None and ((other is not None and other.has_zeros) or _calls_as_many(own, sheet, places)):
-                # The same with itself, of a tensor without gradients, or with a mask that lets nothing through.
-                names = names_of(own, places)
-                texts.append(f"{lacking} does not add {names} to its loss as {owner} does: it is given other tensors")
-                kinds.append("loss_input")
-                continue
-            texts.append(f"{lacking} does not add {names_of(own, places)} to its loss, {owner} does")
-            kinds.append("loss_term_added" if surplus else "loss_term_missing")
             continue
         if any(np.count_nonzero(own.columns[:, k]) < 2 for k in places):
             return None  # of terms without slopes only the sum is known
@@ -305,6 +293,30 @@ def described(
             lines = views.map(lambda side: side[0].line(side[1]))
             return kinds[0], _inner_text(*views), lines, None
     return kinds[0], "; ".join(texts), Both(line, other_line).swapped(surplus), differing
+
+
+def _uncounted(
+    own: Terms, other: Terms | None, sheet: FormulaView | None, places: Sequence[int], surplus: bool
+) -> tuple[str, str, Both[Any] | None] | None:
+    """Return the kind and the text of terms that count nothing in the other side's loss, and their weights if one is 0;
+    `None` if the other side adds them with a weight too small to be told from 0. For the arguments see `described`.
+    """
+    names, values = names_of(own, places), own.sheet.formula.values
+    if sheet is not None and any(_counts(sheet, values[term.node]) for term in own.inside(places)):
+        return None
+    scales = _scales(own, places)
+    if sheet is not None and scales and any(_weighs_nothing(sheet, values[node]) for node in _tops(own, places)):
+        weights = Both(math.prod(scales[0].factors), 0.0).swapped(surplus)
+        shown, term = weights.map(lambda each: f"{each:.4g}"), f"a term of the loss ({names})"
+        text = f"the weight of {term} is {shown.candidate} for the reference's {shown.reference}"
+        return "loss_term_weight", text, weights
+    lacking, owner = (f"the {side}" for side in SIDES.swapped(not surplus))
+    if sheet is not None and ((other is not None and other.has_zeros) or _calls_as_many(own, sheet, places)):
+        # The same with itself, of a tensor without gradients, or with a mask that lets nothing through.
+        text = f"{lacking} does not add {names} to its loss as {owner} does: it is given other tensors"
+        return "loss_input", text, None
+    text = f"{lacking} does not add {names} to its loss, {owner} does"
+    return "loss_term_added" if surplus else "loss_term_missing", text, None
 
 
 def _inner_reduction(own: Terms, places: Sequence[int], other: Terms, partner: Sequence[int]) -> tuple[int, int] | None:

@@ -34,7 +34,7 @@ _BUFFER_ROUNDINGS = 32.0
 _LATER = 16
 # Most weights that are tried as sources.
 _SOURCES = 8
-# Least count of values of a weight, and of one of which two shares are known.
+# Least count of values of a weight, and of a weight with two shares.
 _FEWEST, _MANY = 4, 16
 
 
@@ -46,7 +46,7 @@ class Average:
         share: the share of the distance to the source, 1 less the decay; 0 if the weight was not moved.
         error: error of the share.
         late: True if the source is that of this step: after its optimizer's step.
-        kept: the share of the weight itself; 1 less the other share, but for a fault.
+        kept: the share of the weight itself: 1 less the other share, unless the code is wrong.
     """
 
     share: float

@@ -428,7 +428,7 @@ def _forms(value: float) -> Iterator[float]:
 
 
 def _of_calls(make: Maker, sheet: FormulaView) -> Iterator[Edit]:
-    """Yield the edits of calls: the numbers that the loop starts from are data, and no code, but for those it makes."""
+    """Yield the edits of calls, and of numbers that the loop makes: the numbers that it starts from are data."""
     for edit in make(sheet):
         sources = [sheet.nodes[sheet.source(k)] for k in edit.changes if not sheet.is_number(k)]
         if all(source.operation or source.name == MADE for source in sources):
