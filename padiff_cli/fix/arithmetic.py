@@ -42,7 +42,7 @@ class Arithmetic:
     changed: Mapping[ast.expr, float] = field(default_factory=dict)
     literals: dict[ast.expr, Source] = field(default_factory=dict)
 
-    def number(
+    def evaluate(
         self, source: Source, node: ast.AST, variables: Mapping[str, float] | None = None, depth: int = _DEPTH
     ) -> Any:
         """Return the number, or the list of numbers, of an expression.
@@ -59,13 +59,13 @@ class Arithmetic:
         if not depth:
             raise UnknownError
         try:
-            return self._number(source, node, variables or {}, depth - 1)
+            return self._evaluated(source, node, variables or {}, depth - 1)
         except (ArithmeticError, TypeError, ValueError) as error:
             raise UnknownError from error
 
-    def _number(self, source: Source, node: ast.AST, variables: Mapping[str, float], depth: int) -> Any:
+    def _evaluated(self, source: Source, node: ast.AST, variables: Mapping[str, float], depth: int) -> Any:
         def of(each: ast.AST) -> Any:
-            return self.number(source, each, variables, depth)
+            return self.evaluate(source, each, variables, depth)
 
         number = number_of(node) if isinstance(node, ast.expr) else None
         if number is not None and isinstance(node, ast.expr):
@@ -100,12 +100,8 @@ class Arithmetic:
         values: list[tuple[Source, ast.expr]] = [*self.project.definitions(source, node)]
         if not values and dotted(node):
             scope = source.class_around(node) if isinstance(node, ast.Attribute) else source.function(node)
-            values = [
-                (source, each.value)
-                for each in ast.walk(scope or source.tree)
-                if isinstance(each, ast.Assign) and dotted(node) in map(dotted, each.targets)
-            ]
-        numbers = [self.number(place, value, None, depth) for place, value in values]
+            values = [(source, value) for value in source.assigned(dotted(node), scope)]
+        numbers = [self.evaluate(place, value, None, depth) for place, value in values]
         if not numbers or any(each != numbers[0] for each in numbers):
             raise UnknownError
         return numbers[0]
@@ -117,34 +113,26 @@ class Arithmetic:
             UnknownError: the function does something else.
         """
         if isinstance(function, ast.Name):
-            defined = [
-                each
-                for each in source.nodes
-                if isinstance(each, ast.FunctionDef) and each.name == function.id
-            ] + [
-                each.value
-                for each in source.nodes
-                if isinstance(each, ast.Assign) and function.id in map(dotted, each.targets)
-            ]  # fmt: skip
+            defined = [*source.functions(function.id), *source.assigned(function.id)]
             function = defined[0] if len(defined) == 1 else function
         if not isinstance(function, (ast.Lambda, ast.FunctionDef)) or not function.args.args:
             raise UnknownError
         variables = {function.args.args[-1].arg: argument}
         if isinstance(function, ast.Lambda):
-            return self.number(source, function.body, variables)
+            return self.evaluate(source, function.body, variables)
         return self._returned(source, function.body, variables)
 
     def _returned(self, source: Source, body: list[ast.stmt], variables: dict[str, float]) -> Any:
         for statement in body:
             if isinstance(statement, ast.Return) and statement.value is not None:
-                return self.number(source, statement.value, variables)
+                return self.evaluate(source, statement.value, variables)
             if isinstance(statement, ast.If):
-                branch = statement.body if self.number(source, statement.test, variables) else statement.orelse
+                branch = statement.body if self.evaluate(source, statement.test, variables) else statement.orelse
                 answer = self._returned(source, branch, variables)
                 if answer is not None:
                     return answer
             elif isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name):
-                variables[statement.targets[0].id] = self.number(source, statement.value, variables)
+                variables[statement.targets[0].id] = self.evaluate(source, statement.value, variables)
             elif not isinstance(statement, ast.Expr):
                 raise UnknownError
         return None

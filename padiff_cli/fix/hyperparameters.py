@@ -235,17 +235,9 @@ def _in_groups(source: Source, given: ast.expr, sites: Sequence[str], setting: t
 
 def _list_of(source: Source, given: ast.expr) -> ast.AST:
     """Return the list of groups that a variable holds, or the expression itself."""
-    values: list[ast.AST] = [
-        each.value
-        for each in source.nodes
-        if isinstance(each, ast.Assign) and dotted(given) and dotted(given) in map(dotted, each.targets)
-    ]
+    values: Sequence[ast.AST] = source.assigned(dotted(given))
     if isinstance(given, ast.Call):
-        values = [
-            each
-            for each in source.nodes
-            if isinstance(each, ast.FunctionDef) and each.name == last_name(given.func)
-        ]  # fmt: skip
+        values = source.functions(last_name(given.func))
     return values[0] if len(values) == 1 else given
 
 

@@ -207,7 +207,7 @@ def _scale_of_size(project: Project, wrong: int, size: int) -> Iterator[Proposal
 def _held_number(project: Project, source: Source, node: ast.expr) -> float | None:
     """Return the number that an expression has, computed from the numbers that its names hold; `None` if not known."""
     try:
-        number = Arithmetic(project).number(source, node)
+        number = Arithmetic(project).evaluate(source, node)
     except UnknownError:
         return None
     return float(number) if isinstance(number, (int, float)) else None

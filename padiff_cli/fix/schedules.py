@@ -120,7 +120,7 @@ class Schedule:
         nodes |= dict(zip(places, call.args[1:]))
         first = call.args[0] if call.args else nodes.get("lr")
         if name == "LinearWarmup":
-            values = {each: arithmetic.number(source, nodes[each]) for each in places if each in nodes}
+            values = {each: arithmetic.evaluate(source, nodes[each]) for each in places if each in nodes}
             if len(values) < len(places) or first is None:
                 raise UnknownError
             if k >= values["warmup_steps"]:
@@ -134,7 +134,7 @@ class Schedule:
             if "lr_lambda" not in nodes:
                 raise UnknownError
             return float(base * arithmetic.result(source, nodes["lr_lambda"], float(k)))
-        argument = {each: arithmetic.number(source, nodes[each]) for each in places if each in nodes}
+        argument = {each: arithmetic.evaluate(source, nodes[each]) for each in places if each in nodes}
         return _RULES[name](base, {**places, **argument}, k)
 
     def _base(self, arithmetic: Arithmetic, source: Source, first: ast.expr | None, k: int) -> float:
@@ -142,22 +142,17 @@ class Schedule:
         if first is None:
             raise UnknownError
         if isinstance(first, ast.Name):
-            calls = [
-                each.value
-                for each in source.nodes
-                if isinstance(each, ast.Assign) and isinstance(each.value, ast.Call)
-                and first.id in [last_name(target) for target in each.targets]
-            ]  # fmt: skip
+            calls = [value for value in source.assigned(first.id) if isinstance(value, ast.Call)]
             first = calls[0] if len(calls) == 1 and last_name(calls[0].func) in (*_PLACES, "LinearLR") else first
         if isinstance(first, ast.Call) and last_name(first.func) in (*_PLACES, "LinearLR"):
             return self._rate(arithmetic, source, first, k)
-        return float(arithmetic.number(source, first))
+        return float(arithmetic.evaluate(source, first))
 
     def _of_optimizer(self, arithmetic: Arithmetic) -> float:
         for source, call in self.project.catalog_calls("optimizer"):
             given = [each.value for each in call.keywords if each.arg == "lr"] or call.args[1:2]
             if given:
-                return float(arithmetic.number(source, given[0]))
+                return float(arithmetic.evaluate(source, given[0]))
         raise UnknownError
 
 

@@ -242,6 +242,16 @@ class Source:
         """Return the calls of functions, methods or classes of these names."""
         return [node for node in self.nodes if isinstance(node, ast.Call) and last_name(node.func) in names]
 
+    def assigned(self, name: str, scope: ast.AST | None = None) -> list[ast.expr]:
+        """Return the values that are assigned to a variable or an attribute, in the whole file by default."""
+        nodes = self.nodes if scope is None else ast.walk(scope)
+        assignments = [node for node in nodes if isinstance(node, ast.Assign)] if name else []
+        return [node.value for node in assignments if name in map(dotted, node.targets)]
+
+    def functions(self, name: str) -> list[ast.FunctionDef]:
+        """Return the functions and methods of a name."""
+        return [node for node in self.nodes if isinstance(node, ast.FunctionDef) and node.name == name]
+
     def full_name(self, node: ast.expr) -> str:
         """Return a dotted name with its modules, as far as imports tell; empty if it is none."""
         chain = dotted(node)
