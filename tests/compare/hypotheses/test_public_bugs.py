@@ -1,5 +1,7 @@
 """Faults that people reported of their trainings, each in a few lines."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -179,44 +181,38 @@ def test_what_a_choice_hides_is_not_called_proven(losses):
     assert cause is None or not cause.proven, cause.text
 
 
-def test_a_step_without_a_backward_is_named():
-    def run(is_whole):
-        torch.manual_seed(0)
-        net = torch.nn.Linear(6, 4)
-        optimizer = torch.optim.SGD(net.parameters(), 0.1)
-        with padiff.record(net, optimizer=optimizer) as rec:
-            for _ in range(2):
-                value = net(torch.ones(3, 6)).square().mean()
-                if is_whole:
-                    value.backward()
-                optimizer.step()
-                optimizer.zero_grad()
-                rec.try_dump()
-        return rec.run
+def linear(loss, steps, is_whole=True):
+    """Return the run of a linear layer; ``loss(net, step)`` has a backward where the training is whole."""
+    torch.manual_seed(0)
+    net = torch.nn.Linear(6, 4)
+    optimizer = torch.optim.SGD(net.parameters(), 0.01)
+    with padiff.record(net, optimizer=optimizer) as rec:
+        for step in range(steps):
+            value = loss(net, step)
+            if is_whole:
+                value.backward()
+            rec.log_loss(value.detach())
+            optimizer.step()
+            optimizer.zero_grad()
+            rec.try_dump()
+    return rec.run
 
-    cause = padiff.compare_runs(run(True), run(False)).first_diff.cause
+
+def test_a_step_without_a_backward_is_named():
+    runs = (linear(lambda net, _: net(torch.ones(3, 6)).square().mean(), 2, is_whole) for is_whole in (True, False))
+    cause = padiff.compare_runs(*runs).first_diff.cause
     assert cause.proven and "the candidate's loop runs no backward" in cause.sentence, cause.text
 
 
 @pytest.mark.parametrize(("limited", "side"), [((True, False), "reference"), ((False, True), "candidate")])
 def test_a_limit_that_has_an_effect_after_the_steps_whose_code_is_known_is_named(limited, side):
-    def run(is_limited):
-        torch.manual_seed(0)
-        net = torch.nn.Linear(6, 4)
-        optimizer = torch.optim.SGD(net.parameters(), 0.01)
-        with padiff.record(net, optimizer=optimizer) as rec:
-            for step in range(5):
-                x = torch.tensor(np.random.default_rng(step).normal(size=(8, 6)).astype("float32"))
-                out = net(x * (9.0 if step == 4 else 1.0))
-                value = (out.clamp(-3.0, 3.0) if is_limited else out).square().mean()
-                value.backward()
-                rec.log_loss(value.detach())
-                optimizer.step()
-                optimizer.zero_grad()
-                rec.try_dump()
-        return rec.run
+    def loss(net, step, is_limited):
+        x = torch.tensor(np.random.default_rng(step).normal(size=(8, 6)).astype("float32"))
+        out = net(x * (9.0 if step == 4 else 1.0))
+        return (out.clamp(-3.0, 3.0) if is_limited else out).square().mean()
 
-    first = padiff.compare_runs(*map(run, limited)).first_diff
+    runs = (linear(partial(loss, is_limited=each), 5) for each in limited)
+    first = padiff.compare_runs(*runs).first_diff
     assert first.step == 4 and not first.cause.proven, first.message
     assert f"only the {side} limits what `(root)` gives" in first.cause.sentence, first.message
 
