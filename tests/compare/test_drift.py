@@ -329,12 +329,20 @@ def test_weights_that_began_at_zero_have_the_ratio_of_their_updates(ratio, step,
     assert [diff.passed for diff in judged(*pairs, before=before)] == [passed] * 4
 
 
-@pytest.mark.parametrize(("lately", "passed"), [(0.01, True), (0.0, False)])
-def test_the_gradient_of_one_number_is_held_against_what_it_was_lately(lately, passed):
+@pytest.mark.parametrize(("stage", "other"), [("grad", -1e-4), ("input", 1.0001e-4), ("forward", 1.001e-4)])
+@pytest.mark.parametrize(("lately", "passed"), [(0.05, True), (0.0, False)])
+def test_one_number_is_held_against_what_it_was_lately(stage, other, lately, passed):
     """A sum of many terms passes zero: then its rounding is larger than the sum."""
     before = Drift(step=2, numbers={KEY: lately})
-    pair = two("grad", "weight", np.array([1e-4]), np.array([-1e-4]), step=3)
+    pair = two(stage, "weight", np.array([1e-4]), np.array([other]), step=3)
     assert judged(pair, before=before)[0].passed is passed
+
+
+def test_one_number_is_held_against_what_it_is_in_other_calls_of_the_step():
+    near_zero, other = (two("input", "x", np.array([x]), np.array([x + 1e-8])) for x in (1e-4, 0.02))
+    other = replace(other, **{side: replace(getattr(other, side), call=1) for side in ("reference", "candidate")})
+    assert [diff.passed for diff in judged(near_zero, other)] == [True, True]
+    assert not judged(near_zero)[0].passed
 
 
 def test_the_gradient_of_one_number_is_forgotten_by_half_a_step():

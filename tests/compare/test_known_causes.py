@@ -106,3 +106,43 @@ def test_an_operation_that_agreed_in_an_earlier_step_differs_for_another_reason(
     reference = of_steps(torch.nn.Sequential(torch.nn.LeakyReLU(0.01)), torch.tensor)
     first = padiff.compare_runs(reference, of_steps(paddle.nn.Sequential(LeakyReLU(0.01)), paddle.to_tensor)).first_diff
     assert first.step == 1 and first.cause.kind != "known_difference", first.cause.text
+
+
+def padded(framework, slope=0.2, shift=0.0):
+    """One step on a batch whose rows of padding are zeros, which a layer without bias hands on as exact zeros."""
+    is_torch = framework is torch
+    layers, tensor = (torch.nn, torch.tensor) if is_torch else (paddle.nn, paddle.to_tensor)
+
+    class Net(layers.Module if is_torch else layers.Layer):
+        def __init__(self):
+            super().__init__()
+            self.first = layers.Linear(3, 4, bias=False) if is_torch else layers.Linear(3, 4, bias_attr=False)
+            self.last = layers.Linear(4, 2)
+
+        def forward(self, x):
+            return self.last(layers.functional.leaky_relu(self.first(x), slope))
+
+    net, rng = Net(), np.random.default_rng(0)
+    first, last, bias = (rng.normal(size=shape).astype("float32") for shape in [(3, 4), (4, 2), (2,)])
+    for parameter, weight in zip(net.parameters(), (first, last, bias)):
+        parameter.data = tensor(weight.T.copy() if is_torch else weight)
+    x = np.random.default_rng(1).normal(size=(6, 3)).astype("float32")
+    x[4:] = shift
+    with padiff.record(net) as rec:
+        (net(tensor(x)) ** 2).sum().backward()
+        rec.try_dump()
+    return rec.run
+
+
+def test_exact_zeros_that_go_into_leaky_relu_are_the_proven_cause():
+    """At 0, torch's slope is that below zero, paddle's that above: 0.2 and 1."""
+    first = padiff.compare_runs(padded(torch), padded(paddle)).first_diff
+    assert (first.stage, first.cause.kind, first.cause.proven) == ("backward", "known_difference", True), first
+    assert "torch's 0.2: 8 elements of what goes in are 0" in first.cause.sentence
+    assert first.cause.fix == "paddle.where(x > 0, x, 0.2 * x)"
+    first = padiff.compare_runs(padded(paddle), padded(torch)).first_diff
+    assert first.cause.proven and "torch's 0.2" in first.cause.sentence
+
+
+def test_leaky_relu_without_exact_zeros_agrees():
+    assert padiff.compare_runs(padded(torch, shift=0.1), padded(paddle, shift=0.1)).passed

@@ -551,6 +551,12 @@ def same_name(one: TracedCall, other: TracedCall) -> bool:
     return _common(one) == _common(other)
 
 
+def slope_of(call: TracedCall) -> float | None:
+    """Return the slope below zero of a leaky ReLU; `None` if a call is no leaky ReLU, or computes its slope."""
+    slope = call.arguments.get("negative_slope", call.arguments.get("slope", _DEFAULTS["leaky_relu"]["slope"]))
+    return float(slope) if _common(call) == "leaky_relu" and isinstance(slope, int | float) else None
+
+
 def _common(call: TracedCall) -> str:
     if call.function == "div" and isinstance(call.arguments.get("other"), float | int):
         return "mul"  # by a number

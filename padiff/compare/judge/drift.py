@@ -91,7 +91,7 @@ class Drift:
         ratio: largest absolute median ratio, less 1, of the gradients or updates of a step so far
             (`ScaleErrors.ratio`).
         began: norm of each of the reference's weights in the first compared step that has the weight.
-        numbers: norm that the gradient of each parameter of one number had lately.
+        numbers: norm that each gradient, input and output of one number had lately.
         equal: True if both sides begin the next step equal, whatever its number: the step is judged as step 0.
         inputs: largest relative L2 error of the inputs that passed.
         losses: slots and calls of the tensors of loss functions that were within their limits in the first step.
@@ -256,7 +256,7 @@ def drift(diffs: Sequence[Diff], before: Drift = NONE, known: bool = True) -> Dr
         element,
         ratio,
         began,
-        _numbers(diffs, before.numbers),
+        numbers_of(diffs, before.numbers),
         inputs=float(rows["value"][batches].max(initial=0.0)),
         losses=before.losses if before.step >= 0 else _losses_within(diffs, facts.of_loss),
         forms=_forms(diffs, before.forms),
@@ -389,16 +389,20 @@ def common_growth(found: ScaleErrors, floor: float) -> Decay | None:
     return Decay(found.places[alike & (found.ratio * ratio > 0)], ratio, limit)
 
 
-def _numbers(diffs: StepDiffs, before: Mapping[Key, float]) -> dict[Key, float]:
-    """Return the norm of the gradient of each parameter of one number, or half of what it was if that is larger.
+def numbers_of(diffs: StepDiffs, before: Mapping[Key, float]) -> dict[Key, float]:
+    """Return the norm of each gradient, input and output of one number, or half of what it was if that is larger.
 
-    A sum passes zero, and the rounding of its terms does not.
+    A sum passes zero, and the rounding of its terms does not. Of several calls, the largest number counts.
     """
-    places = diffs.sites.places["grad"]
-    of_loop = diffs.sites.fact(SiteFacts).of_loop[places]
+    sites = diffs.sites
+    places = np.concatenate([sites.places[stage] for stage in ("input", "forward", "grad")])
+    of_loop = sites.fact(SiteFacts).of_loop[places]
     places = places[diffs.known[places] & (diffs.rows["size"][places] == 1) & ~of_loop]
-    norms = {diffs.sites.keys[place]: float(diffs.rows["reference_l2"][place]) for place in places.tolist()}
-    return {key: max(norms.get(key, 0.0), before.get(key, 0.0) / 2) for key in norms.keys() | before.keys()}
+    numbers = {key: number / 2 for key, number in before.items()}
+    for place, norm in zip(places.tolist(), diffs.rows["reference_l2"][places].tolist()):
+        key = sites.keys[place]
+        numbers[key] = max(numbers.get(key, 0.0), norm)
+    return numbers
 
 
 def failed(diffs: StepDiffs, places: np.ndarray, limit: float) -> StepDiffs:

@@ -19,7 +19,7 @@ from padiff.compare.judge.block_facts import (
     without_last_places,
     without_noise,
 )
-from padiff.compare.judge.drift import Drift, Start
+from padiff.compare.judge.drift import Drift, Start, numbers_of
 from padiff.compare.judge.limits import Limit, value_of
 from padiff.compare.judge.site_facts import (
     Scales,
@@ -83,6 +83,7 @@ class StepContext:
         self.updates = self._by_key(self._places["update"][diffs.measured[self._places["update"]]])
         self.grads = self._by_key(grads)
         self.grad_scales = diffs.figure_fact(Scales).layers
+        self.numbers = numbers_of(diffs, before.numbers)
         self.noise = of_parameters(diffs, rounding_gradients(diffs) | hiding_noise(diffs))
         self.update_scale = float(largest_rms(diffs, "update").max(initial=0.0))
         self.deviations = diffs.figure_fact(deviations_of)
@@ -197,7 +198,7 @@ class StepContext:
         """Return the L2 limit of each gradient, and the rule of each limit, in the order of their indices."""
         places, rows = self._places["grad"], self.diffs.rows
         reference = rows["reference_l2"][places]
-        keys, numbers = self.diffs.sites.keys, self.before.numbers
+        keys, numbers = self.diffs.sites.keys, self.numbers
         lately = np.array([numbers.get(keys[place], 0.0) for place in places.tolist()]) if numbers else 0.0
         of_layers = self.grad_scales[places] * np.sqrt(rows["size"][places])
         scale = np.fmax(of_layers, lately)
@@ -410,6 +411,8 @@ class StepLimits:
             return self._grad_limit(place), self._made_of[place]
         if stage == "update":
             return self._update_limit(place), self._keys[place] in self.context.grads
+        if stage != "backward" and self._size[place] == 1:
+            reference = max(reference, self.context.numbers.get(self._keys[place], 0.0))
         as_output = stage == "forward" or self._facts.fed_here[place]
         relative = self._output_limit() if as_output else self._relative(stage)
         if self._derived[place] and not as_output:

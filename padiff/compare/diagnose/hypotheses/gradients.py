@@ -24,6 +24,8 @@ from padiff.compare.diagnose.hypotheses.diff_context import (
     whole_of,
 )
 from padiff.compare.diagnose.hypotheses.hypothesis import Hypothesis, Prediction
+from padiff.compare.diagnose.place import graphs_of
+from padiff.compare.diagnose.traced import slope_of
 from padiff.model import equivalents
 from padiff.pair.joined_calls import calls_of, is_joined
 from padiff.records import LOOP, ROOT, SIDES, Both, Cause, Diff, Pair, Record, Step, TracedCall
@@ -206,6 +208,7 @@ _SAME_RATIO = 1e-4
 def backward_hypotheses(scene: DiffContext) -> Iterator[Hypothesis | Cause]:
     """Yield hypotheses on a first diff in the gradients of outputs, or in the loss."""
     gradients = gradients_of(scene, "backward")
+    yield from _at_zero(scene)
     yield from _calls(scene)
     if not gradients.tensors:
         return
@@ -215,6 +218,42 @@ def backward_hypotheses(scene: DiffContext) -> Iterator[Hypothesis | Cause]:
     for hypothesis in _ratios(scene, gradients, "gradients of outputs"):
         text = f"{hypothesis.sentence}, from this step on: the weight of the terms of the loss that they come from"
         yield replace(hypothesis, sentence=text) if later and hypothesis.changes > 1 else hypothesis
+
+
+def _at_zero(scene: DiffContext) -> Iterator[Hypothesis]:
+    """Yield the hypothesis that a leaky ReLU gets exact zeros, where torch's slope is that below zero, paddle's 1."""
+    sides, gradient = scene.sides(scene.number), whole_of(scene.diff.pair)
+    layer, slot, call = place_of(scene.diff.pair)
+    output = scene.pairs(scene.number, "forward").get((layer, slot.partition("@")[0], call))
+    values = None if output is None else whole_of(output)
+    if sides is None or gradient is None or output is None or values is None:
+        return
+    if sorted(scene.frameworks) != ["paddle", "torch"] or values.reference.shape != gradient.reference.shape:
+        return
+    zeros = (values.reference == 0) & (values.candidate == 0)
+    slopes: set[float] = set()
+    lines: list[Frame | None] = []
+    for graph, record in zip(graphs_of(sides, scene.runs.map(lambda run: run.info)), output.sides):
+        tensor = None if record is None else graph.tensor_of(record)
+        calls = [each for each in graph.trace.calls if any(operand.tensor == tensor for operand in each.inputs)]
+        slopes.update(slope for each in calls if (slope := slope_of(each)) is not None)
+        lines.append(next((each.line for each in calls if slope_of(each) is not None), None))
+    if len(slopes) != 1 or not zeros.any() or not (slope := slopes.pop()):
+        return
+    factor = 1 / slope if scene.frameworks.candidate == "paddle" else slope
+    count = int(zeros.sum())
+    text = (
+        f"at exactly 0 paddle's leaky_relu has the slope of the positive side, torch's {slope:g}: {count:,} elements "
+        "of what goes in are 0"
+    )
+    made = np.where(zeros, factor * gradient.reference, gradient.reference)
+    noise = noise_level(scene) * float(np.sqrt(np.mean(np.square(gradient.reference))))
+    site, limit = scene.diff.pair.anchor.site, scene.limit(scene.diff.pair)
+    prediction = Prediction(site, gradient.candidate, made, gradient.reference, noise, limit)
+    fix = f"paddle.where(x > 0, x, {slope:g} * x)" if scene.frameworks.candidate == "paddle" else ""
+    yield Hypothesis(
+        "known_difference", "the slope at 0", text, lambda: [prediction], fix=fix, code=True, lines=Both(*lines)
+    )
 
 
 def _of_micro_batches(scene: DiffContext) -> Iterator[Hypothesis]:

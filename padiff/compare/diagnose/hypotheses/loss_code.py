@@ -137,6 +137,8 @@ class _Case(Case):
         return replace(base, predict=predict, what="numbers", code=base.telling, free=free)
 
 
+# Largest difference of what agrees, as a multiple of the noise.
+_AGREE_BELOW = 3
 # Number of the first steps among which the last one with known code is looked for.
 _TRACED = 4
 
@@ -188,6 +190,10 @@ def hypotheses(scene: DiffContext) -> Iterator[Hypothesis]:
         if output.trained
         and all(sheet is None or output.begins(k, sheet) is not False for k, sheet in enumerate(sheets))
     ]
+    begun = [leaf for leaf in leaves if any(s is not None and leaf.begins(k, s) for k, s in enumerate(sheets))]
+    asks = any(call.function == GRAD for graph in graphs for call in graph.trace.calls)
+    if scene.stage == "backward" and begun and all(leaf.agrees for leaf in begun) and not asks:
+        return  # whatever the loss is, it gives all outputs equal gradients
     # Where layers use an output too, its recorded gradient comes from more than the loss.
     outputs = [
         output
@@ -205,7 +211,7 @@ def hypotheses(scene: DiffContext) -> Iterator[Hypothesis]:
     offs = [side.off for side in written if side is not None]
     noise = max([noise_level(scene) * max(map(root, rows.sides)), *offs, 1e-300])
     case = _Case(scene, few, Both(_same, _same), noise, graphs, Both(*sheets), written, rows.sides)
-    agree = root(rows.sides.reference - rows.sides.candidate) <= 3 * noise
+    agree = root(rows.sides.reference - rows.sides.candidate) <= _AGREE_BELOW * noise
     if None not in [*written]:
         known = {leaf.parameters.reference for leaf in leaves}
         leaves = [*leaves, *(each for each in _penalised(scene, sheets) if each.parameters.reference not in known)]
@@ -647,6 +653,7 @@ class _Output:
         gradients: the recorded gradients, in the reference's layout; `None` if not recorded, or not of the loss alone.
         directions: changes of the output that slopes are computed for; for each side, in its own layout.
         trained: True if a gradient comes back to the output, on one side at least: not to a teacher's.
+        agrees: True if all of the gradient that comes back agrees, of the loss and of layers that use the output.
         cuts: rows at which the tensors of a side begin, without the first.
         parameters: names of a parameter that the loop computes with, in the place of tensors; empty for outputs.
     """
@@ -655,6 +662,7 @@ class _Output:
     gradients: Both[np.ndarray] | None
     directions: Both[list[np.ndarray]]
     trained: bool = True
+    agrees: bool = False
     cuts: Both[tuple[int, ...]] = field(default_factory=lambda: Both((), ()))
     parameters: Both[str] = field(default_factory=lambda: Both("", ""))
 
@@ -756,7 +764,7 @@ def _is_cut(graph: Graph, tensor: int) -> bool:
 
 
 def _outputs(scene: DiffContext, graphs: Both[Graph], paired: Both[frozenset[int]], turn: int = 0) -> Iterator[_Output]:
-    rng = np.random.default_rng(7)
+    rng, noise = np.random.default_rng(7), noise_level(scene)
     yielded: set[tuple[tuple[int, ...], tuple[int, ...]]] = set()
     gradients = scene.pairs(scene.number, "backward")
     used = graphs.zip(paired).map(lambda side: _used_inside(*side, turn))
@@ -771,6 +779,7 @@ def _outputs(scene: DiffContext, graphs: Both[Graph], paired: Both[frozenset[int
         tensors = Both(*(_tensors_of(*side) for side in zip(graphs, (pair.reference, pair.candidate))))
         if not all(tensors) or (tensors.reference, tensors.candidate) in yielded:
             continue  # the output of a container is also the output of its last layer
+        agrees = gradient is not None and _agree(gradient, noise)
         if any(tensor in used_here for used_here, side in zip(used, tensors) for tensor in side):
             gradient = None
         yielded.add((tensors.reference, tensors.candidate))
@@ -778,7 +787,13 @@ def _outputs(scene: DiffContext, graphs: Both[Graph], paired: Both[frozenset[int
         toward = [far * rng.standard_normal(output.reference.shape) for _ in range(MANY)]
         candidate_directions = [np.asarray(pair.layout.undo(direction, pair.candidate.shape)) for direction in toward]
         cuts = Both(pair.reference, pair.candidate).map(lambda record: _cuts(calls_of(record)))
-        yield _Output(tensors, gradient, Both(toward, candidate_directions), place in trained, cuts)
+        yield _Output(tensors, gradient, Both(toward, candidate_directions), place in trained, agrees, cuts)
+
+
+def _agree(gradients: Both[np.ndarray], noise: float) -> bool:
+    """Return True if gradients are equal up to rounding, as a share of their size, and not zero."""
+    size = root(gradients.reference)
+    return size > 0 and root(gradients.reference - gradients.candidate) <= _AGREE_BELOW * noise * size
 
 
 def _parameters(scene: DiffContext, graphs: Both[Graph]) -> Iterator[_Output]:
