@@ -339,15 +339,22 @@ class StepObserver:
             self.settings.setdefault(f"argument.{name}", number)
         if self.watched.chose(call.node):
             computed = self.records.known.computed_inputs
-            # An image that is trained, say: its weights are compared.
-            own = {id(each) for _, each, _ in self._framework.layers.parameters(self.watched.nodes[0].layer)}
             for slot, tensor in flatten_inputs(layer.forward, args, kwargs, self._is_tensor):
                 self.activations.see_input(call, slot, tensor)
                 with Tolerated():
-                    if id(tensor) in own or is_computed(tensor, self._framework.tensors.same_values):
+                    if is_computed(tensor, self._framework.tensors.same_values) or self._is_own(tensor):
                         computed.add(f"{call.node.path}/{slot}" + (f"#{call.number}" if call.number else ""))
             if computed:
                 self.settings["inputs.computed"] = ", ".join(sorted(computed))
+
+    def _is_own(self, tensor: Any) -> bool:
+        """Return True for a parameter or buffer of the model that it is given as an input: its weights are compared.
+
+        An image that is trained, say, or the parameters of a forward that takes them as arguments.
+        """
+        learns, owned = self._framework.tensors.trainable(tensor), self._framework.layers.parameters
+        nodes = self.watched.nodes if learns else self.watched.nodes[:1]
+        return any(each is tensor for node in nodes for _, each, _ in owned(node.layer))
 
     def _look_at_autocast(self, node: Node) -> None:
         """Read the autocast at a call, up to the first layer that computes: trainers enter autocast inside forward."""

@@ -377,3 +377,55 @@ def test_losses_in_another_order_are_no_other_losses(tmp_path):
     fault = verdict(tmp_path, two_losses, steps=2)
     assert placed(fault)[:2] == (0, "loss")
     assert "cross_entropy" not in cause_of(fault).sentence and "set differently" not in cause_of(fault).sentence
+
+
+def paths(way):
+    """The score of a path in a chain: gathered step by step, or as products with one-hot labels, all at once."""
+    model = nn.Linear(6, 5)
+    steps = nn.Parameter(0.3 * torch.randn(5, 5, generator=torch.Generator().manual_seed(4)))
+    model.register_parameter("steps", steps)
+
+    def loss(rng):
+        x, y = tensor(rng, 4, 7, 6), torch.randint(5, (4, 7), generator=rng)
+        score = model(x)
+        if way == "reference":
+            total = score[:, 0].gather(1, y[:, :1]).squeeze(1)
+            for t in range(1, 7):
+                total = total + steps[y[:, t - 1], y[:, t]] + score[:, t].gather(1, y[:, t : t + 1]).squeeze(1)
+        else:
+            hot = f.one_hot(y, 5).float()
+            pair = (hot[:, :-1] @ steps) * hot[:, 1:]
+            pair = pair.mean(-1) if way == "fault" else pair.sum(-1)
+            total = (hot * score).sum((1, 2)) + pair.sum(1)
+        return (total**2).mean()
+
+    return descent(model, loss)
+
+
+def test_a_mean_for_a_sum_is_named_in_code_that_is_written_otherwise(tmp_path):
+    fault = verdict(tmp_path, paths, steps=2)
+    assert placed(fault)[:2] == (0, "loss")
+    assert cause_of(fault).sentence.startswith("the candidate takes the mean, the reference the sum (the first mean()")
+    assert cause_of(fault).proven
+
+
+class Margin(nn.Module):
+    def __init__(self, way):
+        super().__init__()
+        self.first, self.bound = nn.Linear(6, 5), 20.0 if way == "fault" else -20.0
+
+    def forward(self, x):
+        z = self.first(x)
+        return torch.where(z > self.bound, 2 * z, z - 1)
+
+
+def thresholds(way):
+    model = Margin(way)
+    return descent(model, lambda rng: model(tensor(rng, 4, 6)).square().mean())
+
+
+def test_a_number_that_is_compared_with_is_named_and_not_what_it_lets_through(tmp_path):
+    """With any number beyond all values, the mask is as good as missing, and as good as that of the opposite."""
+    fault = verdict(tmp_path, thresholds, steps=2)
+    assert cause_of(fault).kind == "threshold" and cause_of(fault).proven
+    assert "the number is 20 for the reference's -20 (gt() in `(root)`)" in cause_of(fault).sentence

@@ -391,7 +391,9 @@ _FEWEST = 2
 #: The name of an edit that gives single calls the candidate's numbers and arguments.
 READ = "other arguments"
 # Kinds of differences in a call with a name of its own; and the name of Huber's loss, by whether beta divides it.
-_NAMED = {"act": "activation", "huber": "loss_function"}
+_THRESHOLD = "threshold"
+_COMPARISONS = ("gt", "lt", "ge", "le", "eq", "ne")
+_NAMED = {"act": "activation", "huber": "loss_function", **dict.fromkeys(_COMPARISONS, _THRESHOLD)}
 _HUBER = {True: "smooth_l1_loss", False: "huber_loss"}
 # The most nodes after a divergence that may be part of it, on each side, and the most places.
 _AFTER, _PLACES = 5, 3
@@ -535,11 +537,13 @@ def _by_calls(sheet: FormulaView, candidate: FormulaView, strict: bool) -> Edit 
     k, other = next(iter(texts.values()))
     kind = _NAMED.get(sheet.nodes[k].operation, "code") if len(texts) == 1 else "code"
     names: Both[Any] | None = _activations(sheet, candidate, k, other) if kind == "activation" else None
-    if kind == "code" and len(texts) == 1:
+    if kind in ("code", _THRESHOLD) and len(texts) == 1:
         names = _other_number(sheet, candidate, k, other)
+        kind = kind if names is not None else "code"
     if kind == "loss_function":
         names = Both(*(_HUBER[bool(view.nodes[n].how["divided"])] for view, n in ((sheet, k), (candidate, other))))
-    return Edit(kind, READ, text, changes, 0 if kind == "loss_function" else 4, at=k, other=other, values=names)
+    rank = 0 if kind in ("loss_function", _THRESHOLD) else 4
+    return Edit(kind, READ, text, changes, rank, at=k, other=other, values=names)
 
 
 def _partners(
@@ -612,6 +616,11 @@ def _same_nodes(
         if alike:
             same[k] = alike[0]
     return same, agreeing
+
+
+def agreeing_nodes(sheet: FormulaView, candidate: FormulaView) -> set[int]:
+    """Return the nodes of a formula whose values the other side's formula has, too."""
+    return _same_nodes(sheet, candidate, sheet.formula.values)[1]
 
 
 def _leaves_behind(sheet: FormulaView) -> list[frozenset[int]]:

@@ -11,7 +11,16 @@ from typing import Any
 
 import numpy as np
 
-from padiff.compare.diagnose.computing.edit import Argument, Edit, FormulaView, dropped_terms, given, is_mask, put
+from padiff.compare.diagnose.computing.edit import (
+    SIDES_OF_EDITS,
+    Argument,
+    Edit,
+    FormulaView,
+    dropped_terms,
+    given,
+    is_mask,
+    put,
+)
 from padiff.compare.diagnose.computing.formula import MADE, Change, Get
 from padiff.compare.diagnose.computing.operations import OPERATIONS, cast
 from padiff.compare.diagnose.kernels import ACTIVATION_NUMBERS, FUNCTIONS
@@ -336,6 +345,16 @@ def other_operations(sheet: FormulaView) -> Iterator[Edit]:
         edits = _BY_OPERATION.get(node.operation)
         if edits is not None:
             yield from edits(sheet, k)
+
+
+def other_reductions(sheet: FormulaView) -> Iterator[Edit]:
+    """Yield edits that reduce in another way, with the sides in their texts, so that they are about either side."""
+    side, other = SIDES_OF_EDITS
+    for k, node in enumerate(sheet.nodes):
+        if node.operation == "reduced" and node.how["by"] in ("mean", "sum"):
+            by, reduction = ("mean", "sum") if node.how["by"] == "mean" else ("sum", "mean")
+            text = f"{other} takes the {by}, {side} the {reduction} ({sheet.where(k)})"
+            yield Edit("reduction_form", "another reduction", text, {k: given(sheet, k, by=reduction)}, 0, at=k)
 
 
 _RESULTS = {"add": "a sum", "sub": "a difference", "mul": "a product", "div": "a quotient"}

@@ -18,7 +18,14 @@ from itertools import combinations
 import numpy as np
 
 from padiff.compare.declared.layers import loss_fix
-from padiff.compare.diagnose.computing.divergence import Number, divergences, numbers, read_numbers, solved
+from padiff.compare.diagnose.computing.divergence import (
+    Number,
+    agreeing_nodes,
+    divergences,
+    numbers,
+    read_numbers,
+    solved,
+)
 from padiff.compare.diagnose.computing.edit import (
     CHOICE,
     SIDES_OF_EDITS,
@@ -35,6 +42,7 @@ from padiff.compare.diagnose.computing.operation_edits import (
     of_all_turns,
     operation_edits,
     other_numbers,
+    other_reductions,
     rotary,
 )
 from padiff.compare.diagnose.computing.writer import Writer
@@ -380,7 +388,7 @@ def hypotheses(scene: DiffContext) -> Iterator[Hypothesis]:
         target = Target(case.sides.reference, candidate.shape(candidate.formula.end), case.looks.candidate)
         written_there = partial(read_numbers, other=place.graphs.reference, surplus=True)
         of_reference = replace(case, noise=noises.reference)
-        makers = [dropped_terms, rotary, written_there, exchanged_operations]
+        makers = [dropped_terms, rotary, written_there, exchanged_operations, other_reductions]
         surplus = tried(of_reference, candidate, makers, target, True)
         trials += [replace(trial, case=of_reference) for trial in surplus]
     yield from reported(case, trials)
@@ -413,7 +421,12 @@ def _if_undone(trial: Found, candidate: FormulaView) -> Found:
     if not trial.edit.telling or len(trial.edit.changes) != 1 or trial.edit.other >= 0 or not trial.sheet.is_float(at):
         return trial
     unedited, edited = trial.sheet.formula.values[at], trial.sheet.formula.changed(trial.edit.changes, at)
-    if edited is None or unedited.size < 2 or np.ptp(unedited) == 0 or candidate.equal(edited):
+    if edited is None or unedited.size < 2 or np.ptp(unedited) == 0:
+        return trial
+    equal = candidate.equal(edited)
+    if trial.edit.kind == "mask_missing" and any(candidate.function(k) == trial.sheet.function(at) for k in equal):
+        return replace(trial, edit=replace(trial.edit, telling=False))  # the candidate's mask is another one
+    if equal:
         return trial
     is_held = candidate.graph.holds(unedited)
     return replace(trial, edit=replace(trial.edit, telling=False)) if is_held else trial
@@ -618,7 +631,9 @@ def tried(
             nearest[edit.name] = trial
 
     until = time.thread_time() + _SECONDS
-    for edit in (edit for maker in makers for edit in maker(sheet)):
+    # What both sides compute equally is edited last: a long formula leaves no time for all edits.
+    agreeing = set() if partner is None else agreeing_nodes(sheet, partner)
+    for edit in _last(agreeing, (edit for maker in makers for edit in maker(sheet))):
         if time.thread_time() > until:
             break
         look(edit)
@@ -633,6 +648,17 @@ def tried(
         replace(trial, tried=counts[True] if trial.edit.other >= 0 else counts.total())
         for trial in (*explaining, *nearest.values())
     ]
+
+
+def _last(nodes: set[int], edits: Iterable[Edit]) -> Iterator[Edit]:
+    """Yield edits, those that change only some of the nodes after the others."""
+    later = []
+    for edit in edits:
+        if edit.changes.keys() <= nodes:
+            later.append(edit)
+        else:
+            yield edit
+    yield from later
 
 
 def _flattens(sheet: FormulaView, edit: Edit) -> bool:
@@ -671,7 +697,7 @@ def reported(case: Case, found: Sequence[Found]) -> Iterator[Hypothesis]:
         *(trial for trial in found if trial.edit.name not in names),
     ):
         usual = _OF_CANDIDATE if trial.surplus else _OF_REFERENCE
-        if trial.edit.text.startswith(("the candidate ", _OF_REFERENCE, SIDES_OF_EDITS[0])):
+        if trial.edit.text.startswith(("the candidate ", _OF_REFERENCE, *SIDES_OF_EDITS)):
             sides = ("the reference", "the candidate") if trial.surplus else ("the candidate", "the reference")
             text = trial.edit.text
             for mark, name in zip(SIDES_OF_EDITS, sides):

@@ -47,7 +47,12 @@ from padiff.compare.diagnose.computing.loss_terms import (
     terms_of,
     weighed,
 )
-from padiff.compare.diagnose.computing.operation_edits import of_all_turns, other_operations
+from padiff.compare.diagnose.computing.operation_edits import (
+    exchanged_operations,
+    of_all_turns,
+    other_operations,
+    other_reductions,
+)
 from padiff.compare.diagnose.computing.writer import Writer
 from padiff.compare.diagnose.hypotheses import clipping, code_edits, gradients
 from padiff.compare.diagnose.hypotheses.code_edits import Case, Found, Maker, named, reported, tried
@@ -261,7 +266,8 @@ def hypotheses(scene: DiffContext) -> Iterator[Hypothesis]:
         trials += [_of_scale(trial) for trial in tried(case, reference.sheet, makers, target, False, candidates)]
     if candidate is not None:
         target = Target(few.reference, few.reference.shape, _same)
-        surplus: list[Maker] = [*cut, loss_left_out, partial(read_numbers, other=graphs.reference, surplus=True)]
+        written_there = partial(read_numbers, other=graphs.reference, surplus=True)
+        surplus: list[Maker] = [*cut, loss_left_out, written_there, other_reductions, exchanged_operations]
         slopes = {} if reference is None else asked_gradients(candidate.sheet, reference.sheet)
         base = candidate.sheet.formula.changed(slopes) if slopes else None
         if base is not None and target.off(base) > NEAR * noise:
