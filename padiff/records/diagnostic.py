@@ -97,7 +97,9 @@ _PACE, _SHIFT = re.compile("schedule goes|rate stays the same"), "schedule is sh
 # Words of causes by weight decay of parameters that the reference spares.
 _SPARED = re.compile(r"reference's 0\b(?!\.).*, of ")
 # Arguments of a schedule, among others of a trainer.
-_OF_SCHEDULE = re.compile(r"lr|rate|warmup|sched|step|epoch|gamma|decay|power|factor|milestones|t_max", re.IGNORECASE)
+_OF_SCHEDULE = re.compile(
+    r"lr|rate|warmup|sched|step|epoch|gamma|(?<!weight_)decay|power|factor|milestones|t_max", re.IGNORECASE
+)
 # Arguments that hold objects, not settings.
 _OBJECTS = ("parameters", "params", "model", "optimizer")
 # Key of an optimizer's line.
@@ -577,7 +579,7 @@ def _named_value(code: str, words: str) -> str:
 
 def _starts_otherwise(shown: Both[Frame | None]) -> bool:
     """Return True if the lines of both optimizers have numbers, and other ones."""
-    numbers = shown.map(lambda frame: {*map(float, _numbers(frame))})
+    numbers = shown.map(lambda frame: _numbers(frame))
     return bool(numbers.candidate) and numbers.reference != numbers.candidate
 
 
@@ -631,7 +633,7 @@ def _changed_line(models: Models, role: str) -> Both[Frame | None] | None:
     by_numbers = _is_ported(models) and role != "@zero_grad"
     if by_numbers:
         sides = sides.map(lambda frames: [frame for frame in frames if _numbers(frame)])
-        codes = sides.map(lambda frames: [str(sorted(map(float, _numbers(frame)))) for frame in frames])
+        codes = sides.map(lambda frames: [str(sorted(_numbers(frame))) for frame in frames])
         if len({*codes.map(tuple)}) == 1:  # the same numbers, in another order
             codes = sides.map(lambda frames: [str(_NUMBER.findall(frame.code)) for frame in frames])
     else:
@@ -698,9 +700,15 @@ def _changed_keyword(frames: Both[Frame | None]) -> str:
     names = [
         name
         for name, text in values.candidate.items()
-        if text != values.reference.get(name, text) and _OF_SCHEDULE.search(name)
+        if _OF_SCHEDULE.search(name) and not _is_one_value(text, values.reference.get(name, text))
     ]
     return names[0] if len(names) == 1 else ""
+
+
+def _is_one_value(text: str, other: str) -> bool:
+    """Return True if two texts are equal, but for the way in which their numbers are written."""
+    sides = [[*map(float, _NUMBER.findall(each))] for each in (text, other)]
+    return sides[0] == sides[1] and _NUMBER.sub("0", text) == _NUMBER.sub("0", other)
 
 
 def _is_ported(models: Models) -> bool:
@@ -708,9 +716,9 @@ def _is_ported(models: Models) -> bool:
     return len({name.partition(" ")[0] for name in models.frameworks}) > 1
 
 
-def _numbers(frame: Frame | None) -> frozenset[str]:
+def _numbers(frame: Frame | None) -> frozenset[float]:
     """Return the numbers in a line of code."""
-    return frozenset(_NUMBER.findall("" if frame is None else frame.code))
+    return frozenset(map(float, _NUMBER.findall("" if frame is None else frame.code)))
 
 
 def _plain_code(code: str) -> str:
@@ -1159,7 +1167,7 @@ def _with_scaled_number(line: CodeLine, cause: Cause, models: Models | None) -> 
         return ""
     ((factor, _),) = cause.values.candidate if len(cause.values.candidate) == 1 else ((1.0, 0.0),)
     sides = models.lines.map(lambda lines: _of_role(lines, "@data:"))
-    numbers = sides.map(lambda frames: {float(number) for frame in frames for number in _numbers(frame)})
+    numbers = sides.map(lambda frames: {number for frame in frames for number in _numbers(frame)})
     places = {
         (*place.span(), text)
         for place in _NUMBER.finditer(line.code)

@@ -429,3 +429,63 @@ def test_a_number_that_is_compared_with_is_named_and_not_what_it_lets_through(tm
     fault = verdict(tmp_path, thresholds, steps=2)
     assert cause_of(fault).kind == "threshold" and cause_of(fault).proven
     assert "the number is 20 for the reference's -20 (gt() in `(root)`)" in cause_of(fault).sentence
+
+
+class Centered(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body, self.centers = nn.Linear(6, 9), nn.Parameter(torch.zeros(3, 9))
+
+    def forward(self, x, y):
+        z = self.body(x)
+        return z, z - self.centers[y]
+
+
+def centered(way):
+    """Two optimizers; the gradients of one are scaled by hand. The fault does not zero them."""
+    model = Centered()
+    optimizers = [torch.optim.SGD(model.body.parameters(), 0.1), torch.optim.SGD([model.centers], 0.5)]
+    rng = yield model, optimizers
+    while True:
+        y = torch.randint(3, (8,), generator=rng)
+        z, away = model(tensor(rng, 8, 6), y)
+        loss = f.cross_entropy(z, y) + 0.1 * away.pow(2).sum(1).mean()
+        for each in optimizers[: 1 if way == "fault" else 2]:
+            each.zero_grad()
+        loss.backward()
+        model.centers.grad /= 0.1
+        for each in optimizers:
+            each.step()
+        rng = yield loss
+
+
+def test_gradients_of_one_of_two_optimizers_that_are_not_zeroed_are_named(tmp_path):
+    """What is left over is scaled again: 10 times the gradients of the step before."""
+    fault = verdict(tmp_path, centered, steps=3)
+    assert placed(fault)[:2] == (1, "grad")
+    assert cause_of(fault).proven and "gradients of (root)/centers are made of this step's" in cause_of(fault).sentence
+    assert "step 0 (1 and 10 times)" in cause_of(fault).sentence
+
+
+class Taking(nn.Module):
+    """Takes its weights as arguments, as the inner loop of a training that learns to learn does."""
+
+    def __init__(self, way):
+        super().__init__()
+        self.act = torch.sigmoid if way == "fault" else torch.tanh
+        self.w, self.v = nn.Parameter(torch.randn(6, 5)), nn.Parameter(torch.randn(5, 3))
+
+    def forward(self, x, w, v):
+        return self.act(x @ w) @ v
+
+
+def taking(way):
+    model = Taking(way)
+    return descent(model, lambda rng: model(tensor(rng, 8, 6), model.w, model.v).square().mean())
+
+
+def test_weights_that_a_model_is_given_are_no_inputs_that_differ(tmp_path):
+    fault = verdict(tmp_path, taking, steps=2)
+    assert placed(fault)[:2] == (0, "forward")
+    assert "sigmoid for the reference's tanh" in cause_of(fault).sentence
+    assert not fault.independent

@@ -513,6 +513,8 @@ def test_the_reference_s_argument_of_a_schedule_is_a_fix(candidate, reference, f
     [
         ("scheduler = StepDecay(lr, step_size=3, gamma=0.5)", "step_size"),
         ("scheduler = StepDecay(lr, step_size=3, gamma=0.1)", ""),
+        ("scheduler = StepDecay(lr, step_size=3, gamma=5e-1)", "step_size"),
+        ("scheduler = StepDecay(lr, step_size=2.0, gamma=5e-1, weight_decay=1)", ""),
         ("scheduler = StepDecay(lr, step_size=2, verbose=1)", ""),
     ],
 )

@@ -157,7 +157,7 @@ def place_of_diff(
     last = _last_agreeing(diff, step)
     calls = graphs.zip(pair.sides).map(lambda side: side[0].of_record(side[1]) if side[1] is not None else None)
     of_loop = pair.stage == "input"
-    agreed = agreeing(step, graphs)
+    agreed = _agreeing_pairs(step, graphs)
     inside, differing = (False, _fed(calls, pair)) if of_loop else _inputs(calls, relations, graphs, agreed)
     if of_loop and not pair.derived and not _is_made(differing, graphs):
         return Place(diff)
@@ -203,7 +203,7 @@ def calls_before(
         return None
     relations = Relations(diff, graphs, policy)
     starts = ends.map(lambda call: call.inputs[0].tensor)
-    back = _back(starts, graphs, relations, agreeing(step, graphs))
+    back = _back(starts, graphs, relations, _agreeing_pairs(step, graphs))
     return _calls_between(back, Both(None, None), graphs, relations)
 
 
@@ -223,7 +223,7 @@ def _given_above(
     calls: Both[TracedCall | None],
     relations: Relations,
     graphs: Both[Graph],
-    agreed: Both[set[int]],
+    agreed: set[Both[int]],
 ) -> Both[Operand] | None:
     """Return the two inputs of two calls that differ; if layers of the frameworks around, whose code is not traced,
     have made both (a mask in another form), those of these layers that differ.
@@ -266,12 +266,12 @@ def _last_agreeing(diff: Diff, step: Sequence[Diff]) -> str:
 
 
 def _inputs(
-    calls: Both[TracedCall | None], relations: Relations, graphs: Both[Graph], agreed: Both[set[int]]
+    calls: Both[TracedCall | None], relations: Relations, graphs: Both[Graph], agreed: set[Both[int]]
 ) -> tuple[bool | None, Both[Operand] | None]:
     """Return whether the inputs of two calls agree, and the first two inputs that differ.
 
     Args:
-        agreed: numbers of layer outputs that agree, if only without the rows that chose otherwise.
+        agreed: numbers of tensors that agree, if only without the rows that chose otherwise.
 
     Returns:
         True, False, or `None` if unknown; and the two operands, or `None` if no input differs.
@@ -282,7 +282,7 @@ def _inputs(
     related: list[Relation] = []
     for reference_input, candidate_input in _answering(reference.inputs, candidate.inputs, graphs):
         relation = relations.between(reference_input.tensor, candidate_input.tensor, exact=True)
-        passed = reference_input.tensor in agreed.reference and candidate_input.tensor in agreed.candidate
+        passed = Both(reference_input.tensor, candidate_input.tensor) in agreed
         if relation is Relation.DIFFER and not passed:
             return False, Both(reference_input, candidate_input)
         related.append(Relation.AGREE if relation is Relation.DIFFER else relation)
@@ -385,28 +385,38 @@ def graphs_of(steps: Both[Step], infos: Both[RunInfo]) -> Both[Graph]:
 
 
 def agreeing(step: Sequence[Diff], graphs: Both[Graph]) -> Both[set[int]]:
-    """Return the numbers, in either trace, of the layer outputs that agree."""
-    agreed: Both[set[int]] = Both(set(), set())
+    """Return the numbers, in either trace, of the layers' outputs that agree."""
+    return _sides(_agreeing_pairs(step, graphs, ("forward",)))
+
+
+def _sides(pairs: set[Both[int]]) -> Both[set[int]]:
+    return Both({tensors.reference for tensors in pairs}, {tensors.candidate for tensors in pairs})
+
+
+def _agreeing_pairs(
+    step: Sequence[Diff], graphs: Both[Graph], stages: Sequence[str] = ("input", "forward")
+) -> set[Both[int]]:
+    """Return the numbers, in both traces, of the layers' inputs and outputs that agree."""
+    agreed: set[Both[int]] = set()
     for diff in step:
-        if diff.pair.stage != "forward" or not diff.compared or not diff.passed:
+        if diff.pair.stage not in stages or not diff.compared or not diff.passed:
             continue
-        for numbers, graph, record in zip(agreed, graphs, diff.pair.sides):
-            tensor = graph.tensor_of(record) if record is not None else None
-            if tensor is not None:
-                numbers.add(tensor)
+        tensors = [graph.tensor_of(record) for graph, record in zip(graphs, diff.pair.sides) if record is not None]
+        first, second = (*tensors, None, None)[:2]
+        if first is not None and second is not None:
+            agreed.add(Both(first, second))
     return agreed
 
 
 def _back(
-    starts: Both[int], graphs: Both[Graph], relations: Relations, agreed: Both[set[int]]
+    starts: Both[int], graphs: Both[Graph], relations: Relations, agreed: set[Both[int]]
 ) -> Both[list[TracedCall]]:
     """Return the calls of either side between tensors that agree and the two tensors that differ."""
+    reference, candidate = _sides(agreed)
     return Both(
-        graphs.reference.back(
-            starts.reference, lambda tensor: tensor in agreed.reference or relations.is_found(tensor, True)
-        ),
+        graphs.reference.back(starts.reference, lambda tensor: tensor in reference or relations.is_found(tensor, True)),
         graphs.candidate.back(
-            starts.candidate, lambda tensor: tensor in agreed.candidate or relations.is_found(tensor, False)
+            starts.candidate, lambda tensor: tensor in candidate or relations.is_found(tensor, False)
         ),
     )
 

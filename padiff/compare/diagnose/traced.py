@@ -103,10 +103,12 @@ class Graph:
         return self.layers.get((record.layer, record.call))
 
     def tensor_of(self, record: Record) -> int | None:
-        """Return the number, in the trace, of the layer output that a record holds; `None` if it is not traced."""
+        """Return the number, in the trace, of the layer's output or input that a record holds; `None` if it is not
+        traced.
+        """
         call = self.of_record(record)
-        outputs = () if call is None else call.outputs
-        return next((operand.tensor for operand in outputs if operand.slot == record.slot), None)
+        operands = () if call is None else call.inputs if record.stage == "input" else call.outputs
+        return next((operand.tensor for operand in operands if operand.slot == record.slot), None)
 
     def values(self, tensor: int) -> np.ndarray | None:
         """Return the values of a tensor; `None` if they were not kept in full."""

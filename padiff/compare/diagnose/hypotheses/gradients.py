@@ -503,16 +503,11 @@ def _departing(scene: DiffContext) -> tuple[str, bool]:
 
 def _stale(scene: DiffContext, gradients: Gradients) -> Iterator[Hypothesis]:
     """Yield hypotheses that gradients of an earlier step were added to this step's, or replaced them."""
-    now = scene.pairs(scene.number, "grad")
+    now, wrong = scene.pairs(scene.number, "grad"), gradients.wrong
     for number in (scene.number, *scene.earlier[::-1][:_BEFORE]):
         before = scene.pairs(number, "grad")
-        text = f"the candidate's gradients are this step's plus those of step {number}: they were not zeroed after it"
         if number == scene.number:  # a step may hold several updates
             before = {(layer, slot, call + 1): pair for (layer, slot, call), pair in now.items()}
-            text = (
-                "the candidate's gradients are those of this update plus those of the update before it in the step: "
-                "they were not zeroed after it"
-            )
         old: list[np.ndarray | None] = []
         for place, tensor in zip(gradients.places, gradients.tensors):
             values = like(before[place], now[place], LOOKED_AT) if place in before and place in now else None
@@ -522,36 +517,58 @@ def _stale(scene: DiffContext, gradients: Gradients) -> Iterator[Hypothesis]:
         own = [values for place, values in zip(gradients.places, old) if place == place_of(scene.diff.pair)]
         if all(values is None for values in own or old):
             continue
+        yield from _with_those_of(scene, gradients, old, number, "")
+        if wrong:  # one of several optimizers zeroes its gradients
+            old = [values if failed else None for values, failed in zip(old, gradients.failed)]
+            yield from _with_those_of(scene, gradients, old, number, gradients.named(wrong))
 
-        def with_old(factor: float, old: Sequence[np.ndarray | None] = old) -> Iterator[Prediction]:
-            for tensor, values in zip(gradients.tensors, old):
-                if values is not None:
-                    yield replace(tensor, predicted=factor * tensor.without + values)
 
-        yield Hypothesis(
-            "stale_gradient",
-            f"gradients of step {number}",
-            text,
-            lambda with_old=with_old: with_old(1.0),  # type: ignore[misc]
-            "gradients",
-            tried=_BEFORE,
-            fix=parameter_history.zeroing(scene.frameworks.candidate),
+def _with_those_of(
+    scene: DiffContext, gradients: Gradients, old: Sequence[np.ndarray | None], number: int, of: str
+) -> Iterator[Hypothesis]:
+    """Yield hypotheses that gradients of an earlier step (or of an earlier update) are in this step's.
+
+    Args:
+        old: the earlier gradients, `None` for a gradient that the hypotheses are not about.
+        number: number of the earlier step.
+        of: names of the gradients, as text; empty if they are all.
+    """
+    text = f"the candidate's gradients{of} are this step's plus those of step {number}: they were not zeroed after it"
+    if number == scene.number:
+        text = (
+            f"the candidate's gradients{of} are those of this update plus those of the update before it in the step: "
+            "they were not zeroed after it"
         )
-        if number == scene.number:
-            continue
-        yield Hypothesis(
-            "gradient_of_another_step",
-            f"gradients of step {number} alone",
-            f"the candidate's gradients are those of step {number}: its optimizer steps before this step's backward",
-            lambda with_old=with_old: with_old(0.0),  # type: ignore[misc]
-            "gradients",
-            tried=_BEFORE,
-        )
-        yield from _mixtures(scene, gradients, old, number)
+
+    def with_old(factor: float) -> Iterator[Prediction]:
+        for tensor, values in zip(gradients.tensors, old):
+            if values is not None:
+                yield replace(tensor, predicted=factor * tensor.without + values)
+
+    yield Hypothesis(
+        "stale_gradient",
+        f"gradients of step {number}",
+        text,
+        lambda: with_old(1.0),
+        "gradients",
+        tried=_BEFORE,
+        fix=parameter_history.zeroing(scene.frameworks.candidate),
+    )
+    if number == scene.number:
+        return
+    yield Hypothesis(
+        "gradient_of_another_step",
+        f"gradients of step {number} alone",
+        f"the candidate's gradients{of} are those of step {number}: its optimizer steps before this step's backward",
+        lambda: with_old(0.0),
+        "gradients",
+        tried=_BEFORE,
+    )
+    yield from _mixtures(scene, gradients, old, number, of)
 
 
 def _mixtures(
-    scene: DiffContext, gradients: Gradients, old: Sequence[np.ndarray | None], number: int
+    scene: DiffContext, gradients: Gradients, old: Sequence[np.ndarray | None], number: int, of: str
 ) -> Iterator[Hypothesis]:
     """Yield hypotheses that the sum with an earlier step's gradients was clipped or scaled, as a whole or by tensor."""
     rows = [(tensor, values) for tensor, values in zip(gradients.tensors, old) if values is not None]
@@ -565,8 +582,8 @@ def _mixtures(
         yield Hypothesis(
             "stale_gradient",
             f"a share of the gradients of step {number}",
-            f"the candidate's gradients are made of this step's and of those of step {number}{shares}: they were not "
-            "zeroed after it, and are clipped or scaled besides",
+            f"the candidate's gradients{of} are made of this step's and of those of step {number}{shares}: they were "
+            "not zeroed after it, and are clipped or scaled besides",
             partial(_mixed, rows, factors),
             "gradients",
             free=free,
