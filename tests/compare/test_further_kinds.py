@@ -149,6 +149,32 @@ def test_losses_are_paired_by_the_functions_that_gave_them(options, tmp_path):
     assert clean.passed, clean.first_diff.message
     assert placed(fault) == (0, "forward", "0")
     assert cause_of(fault).kind == "weights_between_calls" and not cause_of(fault).proven
+    assert [line.code for line in cause_of(fault).lines] == ["again = model(x)"] * 2
+
+
+def sharp(way):
+    """The fault is in the model: the weights that the loop writes by its gradients follow from it."""
+    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh() if way == "reference" else nn.ReLU(), nn.Linear(8, 3))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    rng = yield model, optimizer
+    weights = list(model.parameters())
+    while True:
+        x, y = tensor(rng, 8, 6), torch.randint(3, (8,), generator=rng)
+        loss = f.cross_entropy(model(x), y)
+        moves = [0.05 * g for g in torch.autograd.grad(loss, weights)]
+        with torch.no_grad():
+            torch._foreach_add_(weights, moves)
+        f.cross_entropy(model(x), y).backward()
+        with torch.no_grad():
+            torch._foreach_sub_(weights, moves)
+        optimizer.step()
+        optimizer.zero_grad()
+        rng = yield loss
+
+
+def test_weights_that_the_loop_writes_by_gradients_are_no_further_fault(tmp_path):
+    (fault,) = compared(tmp_path, sharp, "reference", "fault")
+    assert placed(fault) == (0, "forward", "1") and not fault.independent
 
 
 # -- structured losses ---------------------------------------------------------------------------------------------

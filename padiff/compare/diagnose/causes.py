@@ -135,6 +135,10 @@ def cause_by_stage(diff: Diff, step: Sequence[Diff], layers: LayerPair | None) -
     return _update(diff, reference, candidate, ratio, step)
 
 
+#: Kind of the cause that the loop writes weights between two calls of a step.
+BETWEEN_CALLS = "weights_between_calls"
+
+
 def _written_between(diff: Diff, step: Sequence[Diff], layers: LayerPair | None) -> Cause | None:
     """Return the cause that weights changed between two calls of a step; `None` unless the layer's first call agrees.
 
@@ -153,7 +157,7 @@ def _written_between(diff: Diff, step: Sequence[Diff], layers: LayerPair | None)
     if not before or not all(other.compared and other.passed for other in before):
         return None
     text = "the step's calls before agree, and all inputs of this one: the loop writes other weights between the calls"
-    return Cause("weights_between_calls", text)
+    return Cause(BETWEEN_CALLS, text)
 
 
 def _input(reference: np.ndarray, candidate: np.ndarray) -> Cause:

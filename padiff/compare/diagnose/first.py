@@ -13,7 +13,7 @@ import numpy as np
 
 from padiff.align import Alignment
 from padiff.compare.coverage import first_failed, ranks_of
-from padiff.compare.diagnose.causes import exchanged_inputs, guess, recorded_cause, where_in_code
+from padiff.compare.diagnose.causes import BETWEEN_CALLS, exchanged_inputs, guess, recorded_cause, where_in_code
 from padiff.compare.diagnose.hypotheses import missing_gradient
 from padiff.compare.diagnose.hypotheses.diff_context import DiffContext, whole_of
 from padiff.compare.diagnose.hypotheses.engine import Finding, explain
@@ -45,6 +45,7 @@ from padiff.pair.plans import OWN_SAMPLES
 from padiff.records import (
     LOOP,
     PARAMETER_STAGES,
+    ROOT,
     SIDES,
     Both,
     Cause,
@@ -60,6 +61,7 @@ from padiff.records import (
     TracedCall,
     is_functional,
 )
+from padiff.records.compared import UNKNOWN_LINES
 from padiff.records.diagnostic import is_same
 from padiff.system.frames import Frame
 from padiff.system.guard import failure_of
@@ -644,8 +646,18 @@ def _cause(scene: DiffContext, step: Sequence[Diff], place: Place, evidence: Evi
     cause = computed.cause or framework_cause or chosen
     if compute and diff.pair.complete and (cause is None or (cause.kind in _OF_SIZE and not cause.proven)):
         cause = _with_code(cause, scene, computed.excluded)
-    cause = cause or where_in_code(place, computed.excluded)
-    return cause or guess(diff, step, alignment, computed.excluded)
+    cause = cause or where_in_code(place, computed.excluded) or guess(diff, step, alignment, computed.excluded)
+    if cause is not None and cause.kind == BETWEEN_CALLS:
+        return replace(cause, lines=_model_called(place))
+    return cause
+
+
+def _model_called(place: Place) -> Both[Frame | None]:
+    """Return the lines of the loop that make the call of the models in which a diff is; `None` if not traced."""
+    if place.graphs is None:
+        return UNKNOWN_LINES
+    calls = place.graphs.map(lambda graph: graph.layers.get((ROOT, place.diff.pair.anchor.call)))
+    return calls.map(lambda call: None if call is None else call.line)
 
 
 def _numbers(sentence: str) -> set[float]:

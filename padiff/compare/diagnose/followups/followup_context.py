@@ -9,6 +9,7 @@ from itertools import islice
 import numpy as np
 
 from padiff.align import Alignment
+from padiff.compare.diagnose.causes import BETWEEN_CALLS
 from padiff.compare.diagnose.first import described, scene_of
 from padiff.compare.diagnose.followups import stage_faults
 from padiff.compare.diagnose.followups.fault import Fault, Flow, are_one, families, kind_of_place, leaves
@@ -132,7 +133,8 @@ def _unreached(
         looked_at += 1
         first, where = described(output, step, evidence)
         flow.add(output, where, agreed)
-        if where.inside is not None:
+        # The loop writes weights by gradients, which follow from the first diff.
+        if where.inside is not None and (first.cause is None or first.cause.kind != BETWEEN_CALLS):
             inside = where.diff if where.diff is not output else None
             yield Fault(output, first.cause, first.recomputed, inside, kind_of_place(first, evidence))
 

@@ -204,8 +204,8 @@ class Case:
         )
 
     def _partner(self, found: Found, other: FormulaView) -> int | None:
-        """Return the other side's node that belongs to an edited node: of the same call, or of the same kind of
-        operation on the same tensor; `None` if there is none.
+        """Return the other side's node that belongs to an edited node: of the same call, of what the edit gives, or of
+        the same kind of operation on the same tensor; `None` if there is none.
         """
         edit, sheet = found.edit, found.sheet
         if edit.other >= 0 and not found.surplus:
@@ -215,6 +215,10 @@ class Case:
             return other.last
         taken = [g for g in node.given if sheet.formula.values[g].size > 1]
         equal = {k for g in taken for k in other.equal(sheet.formula.values[g])}
+        edited = sheet.formula.changed(edit.changes, edit.at)
+        for k in [] if edited is None else other.equal(edited):
+            if k not in equal and equal & {*other.nodes[k].given}:
+                return k
         call = sheet.graph.trace.calls[node.about]
         key = self._layer(call.layer, found.surplus) or call.layer, call.function, call.nth
         called = None
