@@ -80,6 +80,23 @@ class View:
 
 
 @dataclass(frozen=True)
+class Swaps:
+    """Places that one side chose in the place of others, of the other side.
+
+    Attributes:
+        rows: numbers of the rows that chose, one for each place.
+        places: the places that each side chose.
+        grid: shape of the rows.
+        width: number of places among which a row chooses.
+    """
+
+    rows: np.ndarray
+    places: Both[np.ndarray]
+    grid: tuple[int, ...]
+    width: int
+
+
+@dataclass(frozen=True)
 class Flips:
     """One choosing call of each side that chose otherwise in some rows.
 
@@ -113,6 +130,8 @@ class Flips:
             to other elements; else `None`.
         shift: distance of two thresholds that are numbers, for the same values.
         tied: number of recorded rows that chose otherwise between equal scores, whether or not a rule chooses.
+        swaps: the places that were chosen otherwise; `None` if they are not known.
+        effect: distance of what was chosen otherwise, relative to that of any two rows; 1 if it is not known.
         rules: which of equal scores each side takes: ``the first``, ``the last``, ``any``, ``all`` or ``none``; `None`
             if there are no such rows.
         alone: True for bounds of one side, which the other side writes otherwise: elements at them count.
@@ -149,6 +168,8 @@ class Flips:
     few: int = 0
     tied: int = 0
     rules: Both[str] | None = None
+    swaps: Swaps | None = None
+    effect: float = 1.0
 
     @property
     def views(self) -> tuple[View | None, ...]:
@@ -1086,6 +1107,8 @@ def _flips(
     if moved is not None:
         otherwise |= moved[best.reference] | moved[best.candidate]
     picks = View((*grid, count), _rows_at(common, rows, otherwise).reshape(-1))
+    swapped = np.nonzero(otherwise)
+    swaps = Swaps(common[swapped[0]], best.map(lambda places: places[swapped]), grid if rows > 1 else (), width)
     used = [_uses_places(*side, shown) for side, shown in zip(traces.zip(calls), traced or (None, None))]
     if rows == 1 and len(common) == 1:  # its places, of samples or tokens, are what is chosen
         chose = others[0]
@@ -1105,6 +1128,7 @@ def _flips(
             dtype=dtype,
             chosen_places=best.map(lambda places: np.isin(np.arange(width), places[0])),
             picks=picks,
+            swaps=None if beside.any() else swaps,
         )
     table, flipped_rows = _rows_at(common, rows, others), _rows_at(common, rows, flipped[:, None])
     # A token whose ranks differ is chosen all the same; of all tokens in another order, others may follow.
@@ -1135,6 +1159,7 @@ def _flips(
         keys=_keys(_outputs_before(traces.reference, position), shape, axis, pooled(calls.reference), table),
         shared=View(grid, _rows_at(common, rows, shared[:, None]).reshape(-1)) if shared.any() else None,
         picks=picks,
+        swaps=None if beside.any() else swaps,
         tied=tied_rows,
         rules=rules,
         elements=_elements(shape, axis, table) if not any(used) and (None not in used or not all(hands_on)) else None,
@@ -1633,7 +1658,13 @@ def _key_at(call: TracedCall, axes: int, axis: int) -> str | int | None:
     return key[at] if type(key[at]) in (str, int) else None
 
 
-def reached(trace: Trace, positions: Collection[int], by_value: bool = False, jumps: bool = False) -> set[int]:
+def reached(
+    trace: Trace,
+    positions: Collection[int],
+    by_value: bool = False,
+    jumps: bool = False,
+    ends: Collection[int] = (),
+) -> set[int]:
     """Return the numbers of the tensors of a trace that may depend on what calls returned.
 
     A tensor whose origin is not recorded may depend on any earlier call, unless the model was given it.
@@ -1643,6 +1674,7 @@ def reached(trace: Trace, positions: Collection[int], by_value: bool = False, ju
         positions: positions of the calls.
         by_value: True to follow real numbers only: not which rows are taken, but what they hold.
         jumps: True to follow from the calls only what another choice changes by more than rounding.
+        ends: tensors that hand nothing on.
     """
     if not positions:
         return set()
@@ -1661,9 +1693,9 @@ def reached(trace: Trace, positions: Collection[int], by_value: bool = False, ju
         else:
             unknown, outputs = not inputs <= origins, outputs - origins
         if position in positions and jumps and not inputs & after:
-            after |= jumping(trace, call)
+            after |= jumping(trace, call).difference(ends)
         elif position in positions or unknown or inputs & after:
-            after |= outputs
+            after |= outputs.difference(ends)
         origins |= inputs | outputs
     return after
 
