@@ -85,12 +85,14 @@ class Swaps:
 
     Attributes:
         rows: numbers of the rows that chose, one for each place.
+        ranks: their ranks among the places that the calls return; `None` if these have no order, or start elsewhere.
         places: the places that each side chose.
         grid: shape of the rows.
         width: number of places among which a row chooses.
     """
 
     rows: np.ndarray
+    ranks: np.ndarray | None
     places: Both[np.ndarray]
     grid: tuple[int, ...]
     width: int
@@ -723,11 +725,15 @@ def paired(traces: Both[Trace], alignment: Alignment) -> Iterator[tuple[int, Bot
         for places in (True, False):
             groups.append(rankings.map(partial(_that_return, places=places)))
     pairs = [pair for group in groups for pair in _paired(group, alignment)]
-    in_pairs = unzipped(pairs).map(lambda side: {each.position for some in side for each in some})
-    alone = rankings.zip(in_pairs).map(lambda side: [each for each in side[0] if each.position not in side[1]])
-    pairs += _by_rank(*alone)
+    pairs += _paired(_without_pairs(rankings, pairs), alignment)  # one side's call may return places that nobody uses
+    pairs += _by_rank(*_without_pairs(rankings, pairs))
     for sides in sorted(pairs, key=lambda pair: pair.reference[0].position):
         yield sides.reference[0].position, sides.map(lambda side: tuple(each.call for each in side))
+
+
+def _without_pairs(rankings: Both[list[_Chooser]], pairs: list[Both[list[_Chooser]]]) -> Both[list[_Chooser]]:
+    in_pairs = unzipped(pairs).map(lambda side: {each.position for some in side for each in some})
+    return rankings.zip(in_pairs).map(lambda side: [each for each in side[0] if each.position not in side[1]])
 
 
 def _by_rank(choosers: Sequence[_Chooser], others: Sequence[_Chooser]) -> Iterator[Both[list[_Chooser]]]:
@@ -1108,7 +1114,9 @@ def _flips(
         otherwise |= moved[best.reference] | moved[best.candidate]
     picks = View((*grid, count), _rows_at(common, rows, otherwise).reshape(-1))
     swapped = np.nonzero(otherwise)
-    swaps = Swaps(common[swapped[0]], best.map(lambda places: places[swapped]), grid if rows > 1 else (), width)
+    in_order = not any(masks) and all(call.arguments.get("sorted") is not False for call in calls)
+    ranks = swapped[1] if in_order and not first and not (part and part[0]) else None
+    swaps = Swaps(common[swapped[0]], ranks, best.map(lambda places: places[swapped]), grid if rows > 1 else (), width)
     used = [_uses_places(*side, shown) for side, shown in zip(traces.zip(calls), traced or (None, None))]
     if rows == 1 and len(common) == 1:  # its places, of samples or tokens, are what is chosen
         chose = others[0]
@@ -1689,7 +1697,7 @@ def reached(
         if by_value:
             inputs, outputs = ({k for k in side if _is_real(trace, k)} for side in (inputs, outputs))
         if call.function or position in positions:
-            unknown = not (inputs or call.parameters or by_value) or _by_host(call) or bool(inputs - origins)
+            unknown = not (inputs or call.parameters or by_value) or by_host(call) or bool(inputs - origins)
         else:
             unknown, outputs = not inputs <= origins, outputs - origins
         if position in positions and jumps and not inputs & after:
@@ -1704,7 +1712,7 @@ def _is_real(trace: Trace, tensor: int) -> bool:
     return not trace.tensors[tensor].dtype.startswith(("int", "uint", "bool"))
 
 
-def _by_host(call: TracedCall) -> bool:
+def by_host(call: TracedCall) -> bool:
     """Return True if a call may select by numbers that the code read from a tensor."""
     if call.function not in ("getitem", "setitem") or any(operand.slot.startswith("key") for operand in call.inputs):
         return False

@@ -6,12 +6,14 @@ import numpy as np
 import paddle
 import pytest
 import torch
+from kit.frameworks import KITS
 
 import padiff
+from padiff.align import align
 from padiff.compare import compare_runs
-from padiff.compare.choices import Swaps
+from padiff.compare.choices import Swaps, paired
 from padiff.compare.judge.flip_effects import effect_of, unreached
-from padiff.records import Choice, Operand, Rule, Trace, TracedCall, TracedTensor
+from padiff.records import Both, Choice, Operand, Rule, Trace, TracedCall, TracedTensor
 
 ROWS, PLACES, WIDTH = 3, 8, 6
 LIBRARY = {"torch": torch, "paddle": paddle}
@@ -44,7 +46,7 @@ def taken(kit, first=True, apart=0.0, moved=0, active=True, adds=False, detail="
                 if kit.name == "torch"
                 else f.put_along_axis(counts, places, ones, 1, reduce="add")
             )
-            y = y * counts * kit.tensor(np.arange(1, 1 + PLACES, dtype=np.float32).reshape(1, -1, 1))
+            y = y * (counts + 1) * kit.tensor(np.arange(1, 1 + PLACES, dtype=np.float32).reshape(1, -1, 1))
         else:
             y = f.roll(y, moved, 1)
             y = f.gather(y, 1, places) if kit.name == "torch" else f.take_along_axis(y, places, 1)
@@ -58,6 +60,7 @@ def taken(kit, first=True, apart=0.0, moved=0, active=True, adds=False, detail="
         layer = getattr(model, name)
         shape = kit.weight(layer).shape
         kit.set_weight(layer, random.normal(size=shape).astype(np.float32))
+        kit.set(layer.bias, np.zeros(kit.numpy(layer.bias).shape, np.float32))
     x = np.concatenate([HALF, HALF + np.float32(apart)], axis=1)
     with padiff.record(model, detail=detail) as rec:
         (model(kit.tensor(x)) ** 2).mean().backward()
@@ -129,7 +132,7 @@ def traced(use="gather", table=None):
 def flips_in(trace, other=1):
     """Build the flip of the second row, from place 0 to another one."""
     call = trace.calls[0]
-    swaps = Swaps(np.array([1]), padiff.records.Both(np.array([0]), np.array([other])), (2,), 3)
+    swaps = Swaps(np.array([1]), None, padiff.records.Both(np.array([0]), np.array([other])), (2,), 3)
     none = np.zeros(2)
     return padiff.compare.choices.Flips(
         padiff.records.Both(call, call), 0, (2,), 2, np.arange(2), np.array([False, True]), none > 0, none, none, none,
@@ -172,3 +175,51 @@ def test_tensors_whose_limits_let_nearly_all_pass_count_as_not_judged(kit):
     counts = report.choices[0]
     assert counts.unjudged == sum(each.figure is None or each.limit >= 0.5 for each in judged)
     assert counts.without == len(judged) - counts.unjudged
+
+
+def largest_of(kit, unused=False, moved=0.0, times=1.0):
+    """Record the largest of each row's groups, beside a call that only one side makes; one group nearly ties."""
+    f, axis = LIBRARY[kit.name], {"torch": "dim", "paddle": "axis"}[kit.name]
+    x = np.random.default_rng(4).normal(size=(16, 4, WIDTH)).astype(np.float32)
+    x[3, :2, 2] = 5, 5 + moved
+    kit.seed(0)
+
+    def forward(net, x):
+        if unused:
+            f.topk(x.sum(-1), 2, **{axis: -1})
+            y = f.take_along_axis(x, f.argmax(x, 1).unsqueeze(1), 1) if kit.name == "paddle" else f.max(x, 1)[0]
+        else:
+            y = f.amax(x, **{axis: 1})
+        return net.last(y.reshape([16, WIDTH]) * times)
+
+    model = kit.net(forward, last=kit.Linear(WIDTH, 2))
+    kit.set_weight(model.last, np.ones(kit.weight(model.last).shape, np.float32))
+    with padiff.record(model) as rec:
+        (model(kit.tensor(x)) ** 2).mean().backward()
+    return rec.run
+
+
+def test_a_call_whose_places_nobody_uses_is_one_that_returns_values(kit):
+    steps = Both(largest_of(kit), largest_of(kit, unused=True)).map(lambda run: run.steps(0)[0])
+    infos = Both(largest_of(kit), largest_of(kit, unused=True)).map(lambda run: run.info)
+    pairs = list(paired(steps.map(lambda step: step.trace), align(*infos)))
+    assert [parts.map(lambda side: side[0].function in ("max", "amax", "argmax")) for _, parts in pairs] == [
+        Both(True, True)
+    ]
+
+
+@pytest.mark.parametrize("detail", ["full", "sketch"])
+def test_the_code_behind_rows_that_chose_otherwise_gives_what_the_candidate_recorded(kit, detail):
+    """Counts at the chosen places make other rows; the activation behind them is computed with these."""
+    runs = [taken(kit, first=first, adds=True, detail=detail) for first in (True, False)]
+    assert compare_runs(*runs).passed
+    fault = taken(kit, first=False, adds=True, active=False, detail=detail)
+    first = compare_runs(runs[0], fault).first_diff
+    assert first is not None and (first.stage, first.reference) == ("forward", "last"), first
+
+
+def test_code_of_the_other_framework_gives_it_too():
+    report = compare_runs(taken(KITS["torch"], adds=True), taken(KITS["paddle"], first=False, adds=True))
+    assert report.passed, str(report)
+    report = compare_runs(taken(KITS["torch"], adds=True), taken(KITS["paddle"], first=False, adds=True, active=False))
+    assert report.first_diff.reference == "last", str(report)

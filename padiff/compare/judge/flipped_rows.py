@@ -440,7 +440,9 @@ class _Judge:
         if known or not is_order or differ.sum() > (1 + ALONG) * self._earlier.exchanged:
             return False
         # Of outputs that are sketched, in a step after such rows: a loss agrees if these are equal, as they have to be.
-        self._leave_out(self._of_code(differ, limits.allowed("float32", "forward"), diff))
+        others = self._of_code(differ, limits.allowed("float32", "forward"), diff)
+        self._leave_out(others)
+        self._share = min(1.0, self._share + ALONG * others.share)  # others have equal labels
         return True
 
     def _outputs_beside(self, place: int) -> list[int]:
@@ -947,7 +949,7 @@ def _grids(step: Step) -> set[tuple[int, ...]]:
 
 
 def _agreeing(diffs: StepDiffs) -> frozenset[Site]:
-    """Return the outputs that agree in each row: another row would show in the error of the whole."""
+    """Return the outputs that agree in each row, in order: another row would show in the error of the whole."""
     sites, relative = diffs.sites, diffs.relative
     return frozenset(
         (sites.layers[k], sites.calls[k], sites.slots[k])
@@ -955,7 +957,12 @@ def _agreeing(diffs: StepDiffs) -> frozenset[Site]:
         if diffs.rows["passed"][k] and sites.complete[k] and sites.shapes[k]
         if relative[k] <= SINGLE * limits.allowed(sites.anchor_dtypes[k], "forward")
         if relative[k] <= _OF_ONE_ROW / math.sqrt(math.prod(sites.shapes[k][:-1]) or 1)
+        if "rows" not in diffs[k].pair.layout.steps and not _by_moments(diffs[k])
     )
+
+
+def _by_moments(diff: Diff) -> bool:
+    return diff.figures is None or diff.figures.basis == "moments"
 
 
 def _name(call: TracedCall) -> tuple[str, int, str, int]:
