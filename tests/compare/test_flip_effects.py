@@ -223,3 +223,53 @@ def test_code_of_the_other_framework_gives_it_too():
     assert report.passed, str(report)
     report = compare_runs(taken(KITS["torch"], adds=True), taken(KITS["paddle"], first=False, adds=True, active=False))
     assert report.first_diff.reference == "last", str(report)
+
+
+def nearby(kit, by_code=False, within=1.2):
+    """Record rows that are near to some rows, found by torch's calls, or in numpy (paddle)."""
+    f = LIBRARY[kit.name]
+    x = np.random.default_rng(9).normal(size=(2, 12, 3)).astype(np.float32)
+    centres = np.array([[0, 5, 7, 2], [3, 1, 8, 4]])
+
+    def forward(net, x):
+        q = net.first(x)
+        if by_code:
+            values = kit.numpy(q)
+            middle = np.take_along_axis(values, centres[..., None], 1)
+            apart = np.linalg.norm(values[:, None] - middle[:, :, None], axis=-1)
+            order = np.sort(np.where(apart <= within, np.arange(12), 12), axis=-1)[..., :3]
+            starts = 12 * np.arange(2)[:, None]
+            order = np.where(order == 12, order[..., :1], order) + starts[..., None]
+            flat = q.reshape([-1, 3])
+            middle = f.gather(flat, kit.tensor((centres + starts).reshape(-1), "int64")).reshape([2, 4, 1, 3])
+            middle = middle.expand([2, 4, 3, 3])
+            rows = f.gather(flat, kit.tensor(order.reshape(-1), "int64")).reshape([2, 4, 3, 3])
+        else:
+            chosen = f.stack([f.zeros(2, dtype=f.long) + f.tensor(centres[:, k]) for k in range(4)], 1)
+            middle = q.gather(1, chosen.unsqueeze(-1).expand(-1, -1, 3))
+            apart = ((middle.detach().unsqueeze(2) - q.detach().unsqueeze(1)) ** 2).sum(-1)
+            places = f.arange(12).expand(2, 4, 12).clone()
+            places[apart > within**2] = 12
+            places = f.sort(places, -1)[0][..., :3]
+            places = f.where(places == 12, places[..., :1].expand_as(places), places)
+            taken = q.unsqueeze(1).expand(-1, 4, -1, -1)
+            rows = taken.gather(2, places.unsqueeze(-1).expand(-1, -1, -1, 3))
+            middle = middle.unsqueeze(2).expand_as(rows)
+        return net.last((f.cat if kit.name == "torch" else f.concat)([rows - middle, middle], -1))
+
+    kit.seed(0)
+    model = kit.net(forward, first=kit.Linear(3, 3), last=kit.Linear(6, 2))
+    for layer in (model.first, model.last):
+        size = kit.weight(layer).shape
+        kit.set_weight(layer, np.random.default_rng(2).normal(size=size).astype(np.float32))
+        kit.set(layer.bias, np.zeros(kit.numpy(layer.bias).shape, np.float32))
+    with padiff.record(model) as rec:
+        (model(kit.tensor(x)) ** 2).mean().backward()
+    return rec.run
+
+
+def test_rows_at_places_that_code_finds_prove_no_other_call():
+    reference = nearby(KITS["torch"])
+    assert compare_runs(reference, nearby(KITS["paddle"], by_code=True)).passed
+    first = compare_runs(reference, nearby(KITS["paddle"], by_code=True, within=0.8)).first_diff
+    assert first.reference == "last" and not first.cause.proven, first
