@@ -80,6 +80,25 @@ class View:
 
 
 @dataclass(frozen=True)
+class Swaps:
+    """Places that one side chose in the place of others, of the other side.
+
+    Attributes:
+        rows: numbers of the rows that chose, one for each place.
+        ranks: their ranks among the places that the calls return; `None` if these have no order, or start elsewhere.
+        places: the places that each side chose.
+        grid: shape of the rows.
+        width: number of places among which a row chooses.
+    """
+
+    rows: np.ndarray
+    ranks: np.ndarray | None
+    places: Both[np.ndarray]
+    grid: tuple[int, ...]
+    width: int
+
+
+@dataclass(frozen=True)
 class Flips:
     """One choosing call of each side that chose otherwise in some rows.
 
@@ -113,6 +132,8 @@ class Flips:
             to other elements; else `None`.
         shift: distance of two thresholds that are numbers, for the same values.
         tied: number of recorded rows that chose otherwise between equal scores, whether or not a rule chooses.
+        swaps: the places that were chosen otherwise; `None` if they are not known.
+        effect: distance of what was chosen otherwise, relative to that of any two rows; 1 if it is not known.
         rules: which of equal scores each side takes: ``the first``, ``the last``, ``any``, ``all`` or ``none``; `None`
             if there are no such rows.
         alone: True for bounds of one side, which the other side writes otherwise: elements at them count.
@@ -149,6 +170,8 @@ class Flips:
     few: int = 0
     tied: int = 0
     rules: Both[str] | None = None
+    swaps: Swaps | None = None
+    effect: float = 1.0
 
     @property
     def views(self) -> tuple[View | None, ...]:
@@ -702,11 +725,15 @@ def paired(traces: Both[Trace], alignment: Alignment) -> Iterator[tuple[int, Bot
         for places in (True, False):
             groups.append(rankings.map(partial(_that_return, places=places)))
     pairs = [pair for group in groups for pair in _paired(group, alignment)]
-    in_pairs = unzipped(pairs).map(lambda side: {each.position for some in side for each in some})
-    alone = rankings.zip(in_pairs).map(lambda side: [each for each in side[0] if each.position not in side[1]])
-    pairs += _by_rank(*alone)
+    pairs += _paired(_without_pairs(rankings, pairs), alignment)  # one side's call may return places that nobody uses
+    pairs += _by_rank(*_without_pairs(rankings, pairs))
     for sides in sorted(pairs, key=lambda pair: pair.reference[0].position):
         yield sides.reference[0].position, sides.map(lambda side: tuple(each.call for each in side))
+
+
+def _without_pairs(rankings: Both[list[_Chooser]], pairs: list[Both[list[_Chooser]]]) -> Both[list[_Chooser]]:
+    in_pairs = unzipped(pairs).map(lambda side: {each.position for some in side for each in some})
+    return rankings.zip(in_pairs).map(lambda side: [each for each in side[0] if each.position not in side[1]])
 
 
 def _by_rank(choosers: Sequence[_Chooser], others: Sequence[_Chooser]) -> Iterator[Both[list[_Chooser]]]:
@@ -1086,6 +1113,10 @@ def _flips(
     if moved is not None:
         otherwise |= moved[best.reference] | moved[best.candidate]
     picks = View((*grid, count), _rows_at(common, rows, otherwise).reshape(-1))
+    swapped = np.nonzero(otherwise)
+    in_order = not any(masks) and all(call.arguments.get("sorted") is not False for call in calls)
+    ranks = swapped[1] if in_order and not first and not (part and part[0]) else None
+    swaps = Swaps(common[swapped[0]], ranks, best.map(lambda places: places[swapped]), grid if rows > 1 else (), width)
     used = [_uses_places(*side, shown) for side, shown in zip(traces.zip(calls), traced or (None, None))]
     if rows == 1 and len(common) == 1:  # its places, of samples or tokens, are what is chosen
         chose = others[0]
@@ -1105,6 +1136,7 @@ def _flips(
             dtype=dtype,
             chosen_places=best.map(lambda places: np.isin(np.arange(width), places[0])),
             picks=picks,
+            swaps=None if beside.any() else swaps,
         )
     table, flipped_rows = _rows_at(common, rows, others), _rows_at(common, rows, flipped[:, None])
     # A token whose ranks differ is chosen all the same; of all tokens in another order, others may follow.
@@ -1135,6 +1167,7 @@ def _flips(
         keys=_keys(_outputs_before(traces.reference, position), shape, axis, pooled(calls.reference), table),
         shared=View(grid, _rows_at(common, rows, shared[:, None]).reshape(-1)) if shared.any() else None,
         picks=picks,
+        swaps=None if beside.any() else swaps,
         tied=tied_rows,
         rules=rules,
         elements=_elements(shape, axis, table) if not any(used) and (None not in used or not all(hands_on)) else None,
@@ -1633,7 +1666,13 @@ def _key_at(call: TracedCall, axes: int, axis: int) -> str | int | None:
     return key[at] if type(key[at]) in (str, int) else None
 
 
-def reached(trace: Trace, positions: Collection[int], by_value: bool = False, jumps: bool = False) -> set[int]:
+def reached(
+    trace: Trace,
+    positions: Collection[int],
+    by_value: bool = False,
+    jumps: bool = False,
+    ends: Collection[int] = (),
+) -> set[int]:
     """Return the numbers of the tensors of a trace that may depend on what calls returned.
 
     A tensor whose origin is not recorded may depend on any earlier call, unless the model was given it.
@@ -1643,6 +1682,7 @@ def reached(trace: Trace, positions: Collection[int], by_value: bool = False, ju
         positions: positions of the calls.
         by_value: True to follow real numbers only: not which rows are taken, but what they hold.
         jumps: True to follow from the calls only what another choice changes by more than rounding.
+        ends: tensors that hand nothing on.
     """
     if not positions:
         return set()
@@ -1657,13 +1697,13 @@ def reached(trace: Trace, positions: Collection[int], by_value: bool = False, ju
         if by_value:
             inputs, outputs = ({k for k in side if _is_real(trace, k)} for side in (inputs, outputs))
         if call.function or position in positions:
-            unknown = not (inputs or call.parameters or by_value) or _by_host(call) or bool(inputs - origins)
+            unknown = not (inputs or call.parameters or by_value) or by_host(call) or bool(inputs - origins)
         else:
             unknown, outputs = not inputs <= origins, outputs - origins
         if position in positions and jumps and not inputs & after:
-            after |= jumping(trace, call)
+            after |= jumping(trace, call).difference(ends)
         elif position in positions or unknown or inputs & after:
-            after |= outputs
+            after |= outputs.difference(ends)
         origins |= inputs | outputs
     return after
 
@@ -1672,7 +1712,7 @@ def _is_real(trace: Trace, tensor: int) -> bool:
     return not trace.tensors[tensor].dtype.startswith(("int", "uint", "bool"))
 
 
-def _by_host(call: TracedCall) -> bool:
+def by_host(call: TracedCall) -> bool:
     """Return True if a call may select by numbers that the code read from a tensor."""
     if call.function not in ("getitem", "setitem") or any(operand.slot.startswith("key") for operand in call.inputs):
         return False

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from padiff.align import Alignment
+from padiff.compare import diagnose
 from padiff.compare.choices import Flips, chooses, flips_of, is_readable, reached
 from padiff.compare.judge import limits
 from padiff.compare.judge.drift import NONE, Drift, Form, Site, drift, site_of
@@ -421,6 +422,7 @@ def compare_step(steps: Both[Sequence[Step]], plan: ComparisonPlan, before: Befo
                     left,
                 )
                 if counts is not None:
+                    judged = diagnose.contradicted(judged, rank, infos, flips)
                     chosen.append(counts)
                     left = left.with_grads(judged).with_counts(counts)
             elif rank.reference.trace.functions:  # the first step tells as much, at little cost

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from padiff.compare.diagnose.first import described, scene_of, with_proof
     from padiff.compare.diagnose.followups.followup_context import FollowupContext
     from padiff.compare.diagnose.hypotheses.diff_context import DiffContext
+    from padiff.compare.diagnose.pinned_choices import contradicted
     from padiff.compare.diagnose.place import Evidence, Place
     from padiff.compare.diagnose.settings import before_the_first, settings_first, shows
     from padiff.compare.diagnose.shifted import calls_in_training_mode, evaluated_calls
@@ -28,6 +29,7 @@ else:
             "cause_found_later": "padiff.compare.diagnose.explained_later",
             "calls_in_training_mode": "padiff.compare.diagnose.shifted",
             "evaluated_calls": "padiff.compare.diagnose.shifted",
+            "contradicted": "padiff.compare.diagnose.pinned_choices",
             "described": "padiff.compare.diagnose.first",
             "scene_of": "padiff.compare.diagnose.first",
             "settings_first": "padiff.compare.diagnose.settings",
@@ -44,6 +46,7 @@ __all__ = [
     "before_the_first",
     "calls_in_training_mode",
     "cause_found_later",
+    "contradicted",
     "described",
     "evaluated_calls",
     "scene_of",

@@ -16,6 +16,7 @@ import numpy as np
 from padiff.compare.choices import Flips, grid_of, queries_of, reached
 from padiff.compare.judge import limits
 from padiff.compare.judge.drift import RELATIVE
+from padiff.compare.judge.flip_effects import Site, effect_of, unreached
 from padiff.compare.judge.limits import SINGLE
 from padiff.compare.measure.operands import Arrays, Sketches, operands
 from padiff.compare.rearranged import choosing_blocks, row_shape, row_table
@@ -40,6 +41,10 @@ _OF_PARAMETERS = 0.9
 _COMMON = 3.0
 #: Relative error of a row that chose otherwise: that of unrelated vectors of the same size.
 WHOLLY = 1.5
+# Limit of a relative error from which on a tensor is not judged: by half as much again it would pass. Chosen.
+_BLIND = 0.5
+# Error of a tensor that agrees in each row, as a multiple of that of one other row. Chosen.
+_OF_ONE_ROW = 0.1
 # Largest distance of places that one convolution mixes. Chosen: kernels are up to seven wide.
 _REACH = 3
 # Least number of rows that have a common factor.
@@ -148,6 +153,8 @@ def judged_by_rows(
         again: judges the step with other figures.
         earlier: what earlier steps leave.
     """
+    traced = earlier.traced.reference if earlier.traced is not None else None
+    flips = [replace(each, effect=effect_of(each, step.trace, traced)) for each in flips]
     first = _Judge(diffs, flips, step, earlier)
     judged, counts = first.judged()
     without = first.without_rows() if counts is not None and judged.passed else None
@@ -191,6 +198,8 @@ class _Judge:
         self._grids = _grids(step)
         #: Share of the rows that chose otherwise, the largest error of such rows, and that of whole tensors.
         self._share = self._touched = self._whole = 0.0
+        #: The share as far as it changes outputs: rows that hold the same as others change gradients only.
+        self._of_outputs = 0.0
         self._without = self._unjudged = 0
         #: Largest error of gradients whose rows are not known: all places of planes before them may have it.
         self._of_gradients = 0.0
@@ -213,10 +222,9 @@ class _Judge:
         self._convolves, self._reach = any("conv" in kind.lower() for kind in diffs.sites.types), 0
         #: Limit of the relative error of the last output that passed.
         self._limit = 0.0
-        #: Outputs (layer, call, slot) that no choice of this step reaches: flips excuse nothing there.
-        shown = earlier.traced.reference if earlier.traced is not None else None
-        traced = step.trace if step.trace.functions else shown
-        self._independent = _independent(traced, flips)
+        #: Tensors that no choice of this step reaches: flips excuse nothing there.
+        traced = earlier.traced.reference if earlier.traced is not None else None
+        self._unreached = unreached(traced, flips, _agreeing(diffs) if flips else ())
 
     def judged(self) -> tuple[StepDiffs, ChoiceCounts | None]:
         passed = self._rows["passed"].tolist()
@@ -393,9 +401,11 @@ class _Judge:
     def _leave_out(self, flips: Flips) -> None:
         """Leave the rows that chose otherwise out of what follows."""
         self._explained.append(flips)
+        share = flips.share * flips.effect
         self._share = min(1.0, self._share + flips.share)
+        self._of_outputs = min(1.0, self._of_outputs + share)
         if flips.calls.reference.layer == LOOP:
-            self._by_loop = self._share
+            self._by_loop = self._of_outputs
             if flips.few:  # a threshold picks the elements that the loss is the mean of
                 self._in_terms = max(self._in_terms, min(flips.count / flips.few, 1.0))
         if not flips.calls.reference.chooses:
@@ -420,18 +430,19 @@ class _Judge:
                 continue
             known, outputs = True, values.map(lambda side: side.reshape(number, -1))
             limit = limits.allowed(self._diffs.sites.anchor_dtypes[k], "forward")
-            mask = _exchanged(rows, outputs, least, limit)
-            if mask is not None:
-                self._leave_out(self._of_code(mask, diff))
+            exchanged = _exchanged(rows, outputs, least, limit)
+            if exchanged is not None:
+                self._leave_out(self._of_code(*exchanged, diff))
                 return True
         differ = (rows.reference != rows.candidate).any(axis=1)
         ordered = rows.map(lambda side: np.sort(side[differ], axis=0))
         is_order = is_loss and np.array_equal(ordered.reference, ordered.candidate)
         if known or not is_order or differ.sum() > (1 + ALONG) * self._earlier.exchanged:
             return False
-        exchanged = self._of_code(differ, diff)  # of outputs that are sketched, in a step after such rows
-        self._leave_out(exchanged)
-        self._share = min(1.0, self._share + ALONG * exchanged.share)  # others have equal labels
+        # Of outputs that are sketched, in a step after such rows: a loss agrees if these are equal, as they have to be.
+        others = self._of_code(differ, limits.allowed("float32", "forward"), diff)
+        self._leave_out(others)
+        self._share = min(1.0, self._share + ALONG * others.share)  # others have equal labels
         return True
 
     def _outputs_beside(self, place: int) -> list[int]:
@@ -447,7 +458,7 @@ class _Judge:
             if self._rows["passed"][k] and self._is_relative(k)
         ]
 
-    def _of_code(self, mask: np.ndarray, diff: Diff) -> Flips:
+    def _of_code(self, mask: np.ndarray, effect: float, diff: Diff) -> Flips:
         """Return rows that chose otherwise, as code did of which no call is recorded."""
         shapes = [shape for shape in self._diffs.sites.shapes if math.prod(shape[:-1]) == len(mask) != shape[0]]
         grid = shapes[0][:-1] if shapes else mask.shape
@@ -467,6 +478,7 @@ class _Judge:
             chosen=Both(1, 1),
             dtype=diff.pair.anchor.dtype,
             places=np.asarray(mask.reshape(-1, grid[-1]).any(axis=0)) if shapes else None,
+            effect=min(effect, 1.0),
         )
 
     def _judge(self, place: int, stage: str, limit: float) -> None:
@@ -493,9 +505,12 @@ class _Judge:
         ):
             return
         sites = self._diffs.sites
-        if stage == "forward" and (sites.layers[place], sites.calls[place], sites.slots[place]) in self._independent:
+        if self._is_unreached(place, stage):
             return
-        by_rows = self._by_rows(place, diff, limit) if stage in ("forward", "backward", "loss") else None
+        of_outputs = stage in ("forward", "loss") and self._rows["rule"][place] != RULE_NUMBERS[Rule.EQUAL]
+        by_rows = None
+        if stage in ("forward", "backward", "loss") and not (of_outputs and self._agree_beside()):
+            by_rows = self._by_rows(place, diff, limit)
         if by_rows is not None:
             if by_rows[0] > by_rows[1] and self._exchange(place, diff):  # of equal labels, too
                 by_rows = self._by_rows(place, diff, limit) or by_rows
@@ -526,6 +541,20 @@ class _Judge:
             and not self._is_scaled(diff, most)
         ):
             self._pass(place)
+
+    def _is_unreached(self, place: int, stage: str) -> bool:
+        """Return True if no choice of this step changes a tensor."""
+        sites, beyond = self._diffs.sites, self._unreached
+        site = sites.layers[place], sites.calls[place], sites.slots[place]
+        if stage == "loss":
+            return beyond.losses and all(each.calls.reference.layer != LOOP for each in self._explained)
+        if stage == "grad":
+            return sites.layers[place] in beyond.layers
+        return site in (beyond.gradients if stage == "backward" else beyond.outputs) and stage != "update"
+
+    def _agree_beside(self) -> bool:
+        """Return True if what each side chose otherwise holds the same within rounding."""
+        return all(each.effect <= SINGLE * limits.allowed(each.dtype, "forward") for each in self._explained)
 
     def _outside(self, diff: Diff) -> float | None:
         """Return the relative error of a gradient without the elements that flip; `None` if none of them do."""
@@ -585,10 +614,10 @@ class _Judge:
         if stage == "backward" and not self._diffs.sites.shapes[place]:  # a coefficient of the loss
             return max(limit, MIXED * self._whole_scalars)
         if stage == "forward" and not self._diffs.sites.shapes[place]:  # a mean, or a count, of all rows
-            return max(limit, min(MIXED * self._share, WHOLLY))
+            return max(limit, min(MIXED * self._of_outputs, WHOLLY))
         if stage in ("forward", "backward", "loss"):
-            filled = _filled(self._diffs[place])
-            mixed = WHOLLY * math.sqrt(max(self._share, self._in_terms) / filled) + MIXED * self._share / filled
+            filled, share = _filled(self._diffs[place]), self._share if stage == "backward" else self._of_outputs
+            mixed = WHOLLY * math.sqrt(max(share, self._in_terms) / filled) + MIXED * share / filled
             return math.hypot(limit, min(mixed, WHOLLY))
         further = limits.OF_GRADIENT if stage == "update" else 1.0
         of_loss = WHOLLY * math.sqrt(max(self._by_loop, self._in_terms))
@@ -610,7 +639,7 @@ class _Judge:
         rest = total.zip(given).map(lambda side: float(side[0].reshape(-1)[0] - side[1].reshape(-1)[0]))
         size, sizes = abs(float(total.reference.reshape(-1)[0])), [float(np.abs(side).max()) for side in given]
         coarse = max(limits.allowed(each.dtype, "forward") for each in self._explained)
-        share = MIXED * self._share + SINGLE * coarse + abs(sizes[1] - sizes[0]) / (sizes[0] or math.inf)
+        share = MIXED * self._of_outputs + SINGLE * coarse + abs(sizes[1] - sizes[0]) / (sizes[0] or math.inf)
         most = SINGLE * limits.allowed("float32", "loss") + share * rest.reference / size
         error = abs(rest.candidate - rest.reference) / size
         if rest.reference > 0 and error > most:
@@ -808,20 +837,22 @@ class _Judge:
         Args:
             judged: figure, value and limit by which it passes; `None` if it is not judged.
         """
+        counts_rows = self._rows["rule"][place] == RULE_NUMBERS[Rule.EQUAL]
         self._rows["passed"][place], self._rows["rule"][place] = True, RULE_NUMBERS[Rule.CHOICES]
         value = limit = 0.0
-        if judged is None:
-            self._unjudged += 1
-        else:
-            self._without += 1
+        is_judged = judged is not None and (counts_rows or judged[2] < _BLIND)
+        self._without, self._unjudged = self._without + is_judged, self._unjudged + (not is_judged)
+        if judged is not None:
             figure, value, limit = judged
             self._rows["figure"][place] = FIGURE_NUMBERS[figure]
         self._rows["value"][place], self._rows["limit"][place] = value, limit
 
 
-def _exchanged(sides: Both[np.ndarray], outputs: Both[np.ndarray], least: float, limit: float) -> np.ndarray | None:
+def _exchanged(
+    sides: Both[np.ndarray], outputs: Both[np.ndarray], least: float, limit: float
+) -> tuple[np.ndarray, float] | None:
     """Return a mask of the rows that differ, if these are exchanged among rows of outputs that are equal within the
-    noise of most rows, or about as near to each other's place as to their own.
+    noise of most rows, or about as near to each other's place as to their own; and how far these are apart.
 
     `None` if they are not, or if so many rows are equal that it shows nothing.
 
@@ -850,12 +881,14 @@ def _exchanged(sides: Both[np.ndarray], outputs: Both[np.ndarray], least: float,
     if near.sum() * _NEAR > near.size:
         return None
     distance = np.where(near & (apart[0] <= noises[0]), apart[1], np.inf)[:, at]
+    effect = 0.0
     for _ in at:  # the nearest ones first, each row once
         row, partner = np.unravel_index(int(distance.argmin()), distance.shape)
         if not np.isfinite(distance[row, partner]):
             return None
+        effect = max(effect, float(distance[row, partner]))
         distance[row, :] = distance[:, partner] = np.inf
-    return differ
+    return differ, effect
 
 
 def _rms_of_rows(rows: np.ndarray) -> float:
@@ -915,26 +948,21 @@ def _grids(step: Step) -> set[tuple[int, ...]]:
     return {grid for grid in grids if grid is not None}
 
 
-def _independent(trace: Trace | None, flips: Sequence[Flips]) -> frozenset[tuple[str, int, str]]:
-    """Return the outputs (layer, call, slot) of a step that do not depend on calls which chose otherwise.
-
-    Args:
-        trace: a trace with calls of functions, of this step or an earlier one; `None` if there is none.
-    """
-    if trace is None or not flips:
-        return frozenset()
-    names = {_name(each.calls.reference) for each in flips if each.calls.reference.chooses}
-    positions = {k for k, call in enumerate(trace.calls) if call.chooses and _name(call) in names}
-    if {_name(trace.calls[k]) for k in positions} != names:
-        return frozenset()
-    after = reached(trace, positions, jumps=True)
+def _agreeing(diffs: StepDiffs) -> frozenset[Site]:
+    """Return the outputs that agree in each row, in order: another row would show in the error of the whole."""
+    sites, relative = diffs.sites, diffs.relative
     return frozenset(
-        (call.layer, call.call, operand.slot)
-        for call in trace.calls
-        if not call.function
-        for operand in call.outputs
-        if operand.tensor not in after
+        (sites.layers[k], sites.calls[k], sites.slots[k])
+        for k in sites.places["forward"].tolist()
+        if diffs.rows["passed"][k] and sites.complete[k] and sites.shapes[k]
+        if relative[k] <= SINGLE * limits.allowed(sites.anchor_dtypes[k], "forward")
+        if relative[k] <= _OF_ONE_ROW / math.sqrt(math.prod(sites.shapes[k][:-1]) or 1)
+        if "rows" not in diffs[k].pair.layout.steps and not _by_moments(diffs[k])
     )
+
+
+def _by_moments(diff: Diff) -> bool:
+    return diff.figures is None or diff.figures.basis == "moments"
 
 
 def _name(call: TracedCall) -> tuple[str, int, str, int]:

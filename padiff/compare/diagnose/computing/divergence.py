@@ -493,8 +493,16 @@ def _by_nodes(
                 kind, names = "activation_added", Both("", surplus)
             at, other = map(min, groups[0])
             # Of many differences in what two authors wrote, most are no fault.
-            few = text.count("; ") < _PARTS
+            few = text.count("; ") < _PARTS and not any(_takes_prepared(candidate, b[1], data[1]) for b in between)
             yield Edit(kind, "other code", text, changes, 4 + sum(steps), 0, at, few, other=other, values=names)
+
+
+def _takes_prepared(view: FormulaView, nodes: Sequence[int], data: Collection[int]) -> bool:
+    """Return True if nodes take rows at places that code has prepared which no call shows (in numpy): these may differ,
+    and not the calls that take them.
+    """
+    given = {operand for k in nodes for operand in view.nodes[k].given}
+    return any(k in data and view.formula.values[k].dtype.kind in "iu" and view.formula.values[k].ndim for k in given)
 
 
 def _by_calls(sheet: FormulaView, candidate: FormulaView, strict: bool) -> Edit | None:
