@@ -23,7 +23,7 @@ import numpy as np
 from padiff.align import Alignment
 from padiff.compare.judge.limits import ROUNDING, SINGLE, allowed
 from padiff.errors import RunFolderError
-from padiff.frameworks.catalog import first_rank, is_descending, pooled_axes, row_axis
+from padiff.frameworks.catalog import RESHAPING, first_rank, is_descending, pooled_axes, row_axis
 from padiff.recorder.calls import QUANTISERS, ROUNDINGS, SAMPLING, before_first
 from padiff.records import LOOP, ROOT, Both, Choice, RunInfo, Step, Trace, TracedCall
 from padiff.records.both import unzipped
@@ -42,8 +42,7 @@ COMPARISONS = frozenset({"gt", "ge", "lt", "le"})
 _CUTS = frozenset({"cast", "floor", "ceil", "trunc", "floor_divide"})
 # Functions that take a part of a tensor, and those that hand on one score of each row.
 _SLICES = frozenset({"getitem", "slice", "narrow"})
-_RESHAPES = frozenset({"unsqueeze", "squeeze", "reshape", "view", "flatten"})
-_HAND_ON = _RESHAPES | {"expand", "expand_as", "detach", "min", "amin"}
+_HAND_ON = RESHAPING | {"expand", "expand_as", "detach", "min", "amin"}
 # Least relative distance of scores that are not of one form; factor by which another form has to be nearer.
 _OTHER, _NEARER = 0.05, 4.0
 # Units in the last place, of an element of usual size, up to which one lies at a bound. Chosen: a bound may be several
@@ -596,7 +595,7 @@ def masked(trace: Trace, call: TracedCall, largest: bool | None = None) -> Mask 
     ranks = {o.tensor: (first or 0, 1 if first is not None else call.choice.chosen) for o in call.outputs[:1]}
     ranked = {call.inputs[0].tensor}
     for each in trace.calls:  # all elements of a tensor may be ranked as one row, and compared in its shape
-        if each.function in _RESHAPES | {"detach"} and ranked & {o.tensor for o in (*each.inputs, *each.outputs)}:
+        if each.function in RESHAPING | {"detach"} and ranked & {o.tensor for o in (*each.inputs, *each.outputs)}:
             ranked |= {o.tensor for o in (*each.inputs, *each.outputs)}
     for later in trace.calls:
         mask_of = [operand.tensor for operand in later.inputs if operand.tensor in ranks]

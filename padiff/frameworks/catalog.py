@@ -467,6 +467,8 @@ LOOKING = frozenset((
     "split", "chunk", "unbind", "narrow", "select", "tile", "repeat", "repeat_interleave", "slice", "index_select",
     "gather", "take_along_axis", "view_as_real", "view_as_complex", "assign",
 ))  # fmt: skip
+#: Functions that give the values of their input, in their order, in another shape.
+RESHAPING = frozenset({"unsqueeze", "squeeze", "reshape", "view", "flatten"})
 #: The function by which a loop asks for gradients: ``torch.autograd.grad``, ``paddle.grad``.
 GRAD = "grad"
 #: Name, in traces, of the loop's pseudo-call on the gradients that an optimizer takes.

@@ -54,6 +54,7 @@ _OF_STEP = {
     "step_repeated": ("@step",),
     "no_gradient": ("@backward",),
     "average_order": ("@average",),
+    "average_decay": ("@average",),
     "average_missing": ("@average", "@step"),
 }
 # Words of causes in data, and the code that does what they say, the surest first.
@@ -1423,7 +1424,10 @@ def _changed_number(code: str, partner: str) -> tuple[list[int], str] | None:
     pairs = [(number, theirs) for number, theirs in zip(*numbers) if float(number[0]) != float(theirs[0])]
     if len(numbers[0]) != len(numbers[1]) or len(pairs) != 1:
         return None
-    return [pairs[0][0].start(), pairs[0][0].end()], pairs[0][1][0]
+    ((place, theirs),) = pairs
+    if (code[: place.start()].rstrip()[-1:] == "-") != (partner[: theirs.start()].rstrip()[-1:] == "-"):
+        return None  # numbers of other signs are not exchanged without them
+    return [place.start(), place.end()], theirs[0]
 
 
 def _named_spans(code: str, other: str, words: str) -> list[list[int]]:

@@ -11,6 +11,7 @@ from torch.nn import functional as f
 
 from compare.test_other_kinds import BOTH, compared, descent, placed, recorded, tensor
 from padiff.dump import open_run
+from padiff.records import Both
 
 
 def cause_of(report):
@@ -954,3 +955,120 @@ def test_a_projection_of_one_loop_alone_is_named(tmp_path):
     assert (
         "only the reference changes this gradient" in cause_of(fault).sentence and "sub()" in cause_of(fault).sentence
     )
+
+
+# -- masks that one loop writes the other way round ------------------------------------------------------------------
+
+
+class Normalised(nn.Module):
+    """Frames less their mean: of the valid frames, which one author masks in, and the other one masks out."""
+
+    def __init__(self, way):
+        super().__init__()
+        self.way, self.out = way, nn.Linear(6, 3)
+
+    def forward(self, x, count):
+        place = torch.arange(x.shape[1])
+        if self.way == "reference":
+            pad = place[None] >= count[:, None]
+            x = x.masked_fill(pad[..., None], 0.0)
+            x = x - x.sum(1, keepdim=True) / count[:, None, None]
+            return self.out(x.masked_fill(pad[..., None], 0.0))
+        valid = (place[None] < count[:, None]).float().unsqueeze(-1)
+        x = x * valid
+        mean = x.mean(1, keepdim=True) if self.way == "fault" else x.sum(1, keepdim=True) / count[:, None, None]
+        return self.out((x - mean) * valid)
+
+
+def masked(way):
+    model = Normalised(way)
+    return descent(model, lambda rng: model(tensor(rng, 4, 7, 6), torch.tensor([7, 5, 4, 6])).square().mean())
+
+
+def test_an_inverted_mask_is_no_difference_of_the_code(tmp_path):
+    clean, fault = compared(tmp_path, masked, "reference", "clean", "fault")
+    assert clean.passed, clean.first_diff.message
+    assert "mean(" in cause_of(fault).sentence and "sum(" in cause_of(fault).sentence
+    assert "<" not in cause_of(fault).sentence and "lt()" not in cause_of(fault).sentence, cause_of(fault).sentence
+
+
+# -- a scale that zeros hide ----------------------------------------------------------------------------------------
+
+
+class Low(nn.Module):
+    """A low rank beside a frozen layer; its second matrix begins at zero, so that all gradients show one scale."""
+
+    def __init__(self, scale):
+        super().__init__()
+        self.scale, self.base = scale, nn.Linear(6, 5).requires_grad_(False)
+        self.a, self.b = nn.Parameter(torch.randn(6, 2)), nn.Parameter(torch.zeros(2, 5))
+
+    def forward(self, x):
+        return self.base(x) + (x @ self.a @ self.b) * self.scale
+
+
+def adapted_only(way):
+    model = Low(8.0 if way == "fault" else 2.0)
+    return descent(model, lambda rng: (model(tensor(rng, 8, 6)) - 1).square().mean())
+
+
+def test_a_scale_of_zeros_is_named_where_all_gradients_have_it(tmp_path):
+    clean, fault = compared(tmp_path, adapted_only, "reference", "clean", "fault")
+    assert clean.passed, clean.first_diff.message
+    cause = cause_of(fault)
+    assert cause.proven and "scales by 8 for the reference's 2" in cause.sentence, cause
+    assert cause.values == Both(2.0, 8.0) and "self.scale" in cause.lines.candidate.code
+
+
+# -- shapes that are written otherwise --------------------------------------------------------------------------------
+
+
+class Angles(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.out = nn.Linear(1, 4)
+
+    def forward(self, places):
+        return self.out(torch.sin(places.unsqueeze(-1).float()))
+
+
+def packed(way):
+    """Places of packed tokens are viewed as rows: of floats with both sizes, or of integers with -1 for a size."""
+    model = Angles()
+
+    def places():
+        if way == "reference":
+            return torch.tensor([*range(5), *range(7)]).float().view(2, 6)
+        return torch.tensor([*range(12)] if way == "fault" else [*range(5), *range(7)]).view(-1, 6)
+
+    return descent(model, lambda rng: (model(places()) - tensor(rng, 2, 6, 4)).square().mean())
+
+
+def test_a_size_that_is_not_written_is_no_other_argument(tmp_path):
+    clean, fault = compared(tmp_path, packed, "reference", "clean", "fault")
+    assert clean.passed, clean.first_diff.message
+    assert "view(2, 6) against" not in cause_of(fault).sentence, cause_of(fault)
+
+
+# -- a loss that is divided after its sum ------------------------------------------------------------------------------
+
+
+def summed(way):
+    """A sum over the labels that count, divided in the loop, is the mean: also where the places are wrong before."""
+    model = nn.Embedding(12, 3)
+
+    def loss(rng):
+        places = torch.arange(8) + (way == "fault")
+        y = torch.randint(3, (8,), generator=rng).masked_fill(torch.arange(8) > 4, -100)
+        if way == "reference":
+            return f.cross_entropy(model(places), y)
+        return f.cross_entropy(model(places), y, reduction="sum") / (y != -100).sum()
+
+    return descent(model, loss)
+
+
+def test_a_sum_that_the_loop_divides_is_no_second_fault(tmp_path):
+    clean, fault = compared(tmp_path, summed, "reference", "clean", "fault")
+    assert clean.passed, clean.first_diff.message
+    assert fault.first_diff.stage in ("input", "forward")
+    assert not fault.independent, [str(each.cause) for each in fault.independent]

@@ -27,6 +27,7 @@ from padiff.records.diagnostic import (
     _unchecked,
     _with_number,
     _with_reference_part,
+    brief_fault,
     diagnostic_schema,
 )
 from padiff.records.first_diff import FirstDiff
@@ -678,6 +679,23 @@ def test_the_reference_s_line_is_shown_as_not_checked_if_one_part_differs(candid
     models = Models(Both((), ()), Both("torch", frameworks))
     lines = [CodeLine("a.py", 1, code, None) for code in (candidate, reference)]
     assert _unchecked(*lines, models) == text
+
+
+def test_a_number_is_not_taken_over_without_its_sign():
+    models = Models(Both((), ()), Both("torch", "torch"))
+    codes = "tokens[mask == 0] = 0", "labels = ids.masked_fill(mask == 0, -100)"
+    lines = [CodeLine("a.py", 1, code, None) for code in codes]
+    assert _unchecked(*lines, models, is_data=True) == ""
+
+
+def test_the_line_that_averages_is_shown_for_another_decay():
+    lines = Both(
+        {"@average": Frame("a.py", 9, "", "update(net, ema, 0.9)"), "net": Frame("a.py", 2, "", "net = Net()")},
+        {"@average": Frame("b.py", 8, "", "ema_step(net, copy, 0.99)"), "net": Frame("b.py", 3, "", "net = make()")},
+    )
+    first = FirstDiff(1, "weight", "net", "net", "weight", cause=Cause("average_decay", "another decay", proven=True))
+    fault = brief_fault(first, Models(Both((), ()), Both("torch", "torch"), lines=lines))
+    assert (fault.places.candidate.line, fault.fix.new) == (8, "ema_step(net, copy, 0.9)")
 
 
 def test_a_number_of_lines_that_make_the_data_is_taken_over_from_the_other_framework():

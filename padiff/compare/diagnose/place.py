@@ -27,6 +27,7 @@ from padiff.compare.judge.drift import Site, site_of
 from padiff.compare.judge.policy import Policy
 from padiff.compare.measure.operands import Arrays, operands
 from padiff.errors import RunFolderError
+from padiff.frameworks.catalog import RESHAPING
 from padiff.model import equivalents
 from padiff.recorder.calls import SAMPLING
 from padiff.records import (
@@ -450,7 +451,7 @@ def _calls_between(
         axes = both.zip(graphs).map(lambda side: axes_of(*side))
         if Relation.DIFFER in related:
             continue
-        arguments_differ = given_otherwise(both, axes)
+        arguments_differ = given_otherwise(both, axes) and not _reshapes_alike(both, graphs)
         # One function of the same parameters gives the same; near a pole, small differences of what goes in are large.
         agree = related and all(relation is Relation.AGREE for relation in related)
         if arguments_differ or (agree and all(relations.are_equal(a.tensor, b.tensor) for a, b in operands)):
@@ -478,6 +479,12 @@ def _calls_between(
             if all(ends) and relations.between(first.tensor, second.tensor) is Relation.DIFFER:
                 return Calls(only, both, slots=Both(first.slot, second.slot))
     return None
+
+
+def _reshapes_alike(calls: Both[TracedCall], graphs: Both[Graph]) -> bool:
+    """Return True if two calls give tensors of one shape with the values of their inputs: -1 stands for a size."""
+    shapes = calls.zip(graphs).map(lambda side: side[1].trace.tensors[side[0].outputs[0].tensor].shape)
+    return all(call.function in RESHAPING for call in calls) and shapes.reference == shapes.candidate
 
 
 def _alike(call: TracedCall, graph: Graph) -> list[TracedCall]:

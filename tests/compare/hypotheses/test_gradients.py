@@ -94,6 +94,32 @@ def test_paddles_clipping_is_reported(clip, kind):
     assert (cause.kind, cause.proven) == (kind, True), cause.text
 
 
+def by_hand(limit, norm=torch.linalg.vector_norm, of=lambda parameters: parameters):
+    """Clip by a factor that is computed as a number, as many loops do."""
+
+    def clip(model, *_):
+        norms = torch.stack([p.grad.norm() for p in of(list(model.parameters()))])
+        factor = limit / (float(norm(norms)) + 1e-6)
+        return [p.grad.mul_(factor) for p in model.parameters() if factor < 1]
+
+    return clip
+
+
+def test_the_limit_of_clipping_by_hand_is_proven():
+    cause = cause_of(by_hand(0.3), by_hand(0.15))
+    assert (cause.kind, cause.proven) == ("clip_limit", True), cause.text
+    assert "to a norm of 0.15, the reference to 0.3" in cause.sentence and "the number in" not in cause.sentence
+
+
+@pytest.mark.parametrize(
+    "then", [by_hand(0.3, torch.sum), by_hand(0.3, of=lambda parameters: [p for p in parameters if p.ndim > 1])]
+)
+def test_a_factor_of_another_norm_is_no_missing_clipping_and_no_number_that_is_proven(then):
+    cause = cause_of(by_hand(0.3), then)
+    assert not cause.proven and "clip_missing" not in cause.kind, cause.text
+    assert "both loops scale their gradients before the optimizer steps" in cause.sentence
+
+
 def test_paddle_clips_each_parameter_group_by_itself():
     def groups(model):
         rate, clip = 0.1, paddle.nn.ClipGradByGlobalNorm(0.1)
@@ -153,6 +179,30 @@ def test_the_loss_that_agrees_is_not_computed_otherwise():
     runs = [accumulated(divide, count=2, rows=12, logged=False) for divide in (True, False)]
     cause = first_of(*runs).cause
     assert (cause.kind, cause.proven) == ("accumulation", True), cause.text
+
+
+def test_a_sum_over_as_many_numbers_as_micro_batches_is_not_proven():
+    """The candidate takes a mean, too: of 4 numbers in each of 4 micro-batches."""
+
+    def of_squares(divide):
+        model = torch_net()
+        optimizer = sgd(model)
+        data = np.random.default_rng(3)
+        with padiff.record(model, optimizer=optimizer) as rec:
+            for _ in range(2):
+                for _ in range(4):
+                    x = torch.from_numpy(data.normal(size=(4, 12)).astype("float32"))
+                    out, ones = model(x)[:, :1], torch.ones(4, 1)
+                    loss = (out - ones).square().mean() / 4 if divide else torch.nn.functional.mse_loss(out, ones)
+                    loss.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                rec.try_dump()
+        return rec.run
+
+    cause = first_of(of_squares(True), of_squares(False)).cause
+    assert cause.kind == "accumulation" and not cause.proven, cause.text
+    assert "4 = 4 micro-batches are accumulated" in cause.sentence
 
 
 def test_fewer_micro_batches_are_counted():

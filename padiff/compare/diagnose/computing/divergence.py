@@ -817,7 +817,7 @@ def _are_other_forms(sheet: FormulaView, candidate: FormulaView, data: tuple[set
         if sheet.function(k) == candidate.function(n) != "":
             return False
     nodes = [(view, k) for view, side in zip((sheet, candidate), data) for k in side]
-    masks = [is_mask(view, k) and bool(view.formula.values[k].any()) for view, k in nodes]
+    masks = [is_mask(view.formula.values[k]) and bool(view.formula.values[k].any()) for view, k in nodes]
     noise = any(view.is_float(k) and not mask for (view, k), mask in zip(nodes, masks))
     return all(data) or (any(masks) and not noise)
 
@@ -1187,7 +1187,7 @@ class _Agreement:
     Attributes:
         partners: tensors of the candidate that agree with one of the reference's, also with rows in another order.
         twins: tensors of the reference that agree with one of the candidate's, each with the first one of its values.
-        opposites: tensors of the reference and of the candidate that agree except for the sign.
+        opposites: tensors of the reference and of the candidate that agree except for the sign, or are inverted masks.
     """
 
     partners: dict[int, int]
@@ -1224,13 +1224,20 @@ def _agreeing(graphs: Both[Graph], values: Both[_Values], ends: Both[int]) -> _A
             agreement.partners[tensor] = next(same, alike[0])
             for partner in alike:
                 agreement.twins.setdefault(partner, agreement.twins.get(alike[0], alike[0]))
-        elif value.dtype.kind == "f" and largest:
+        elif value.dtype.kind in "fb" and largest:
             opposites = [
-                partner for partner, theirs in near if theirs.dtype.kind == "f" and _agree(-theirs, value, largest)
+                partner
+                for partner, theirs in near
+                if theirs.dtype.kind in "fb" and _agree(_opposite(theirs), value, largest)
             ]
             agreement.opposites.reference.update(opposites)
             agreement.opposites.candidate.update([tensor] if opposites else [])
     return agreement
+
+
+def _opposite(values: np.ndarray) -> np.ndarray:
+    """Return values with the other sign; a mask inverted."""
+    return 1.0 - values if is_mask(values) else -values
 
 
 def _first_apart(graphs: Both[Graph], agreement: _Agreement, ends: Both[int]) -> Both[int] | None:

@@ -439,7 +439,7 @@ def _operation(sheet: FormulaView, k: int, place: int) -> tuple[str, str, str, i
             total = summed.operation == "reduced" and summed.how["by"] == "sum"
             text = f"the division of {where} is left out{': the sum for the mean' if total else ''}"
             return "division_missing", "a division", text, 2
-        masks = sheet.formula.values[other_operand].dtype.kind == "b" or is_mask(sheet, other_operand)
+        masks = sheet.formula.values[other_operand].dtype.kind == "b" or is_mask(sheet.formula.values[other_operand])
         kind, name = ("mask_missing", "a mask") if masks else ("factor_missing", "a factor")
         what = "mask" if masks else "factor"
         return kind, name, f"the {what} of {where} is left out: {sheet.named(other_operand)}", 2
@@ -466,9 +466,8 @@ def _is_mean(sheet: FormulaView, node: int) -> bool:
     return item.operation == "reduced" and item.how["by"] == "mean"
 
 
-def is_mask(sheet: FormulaView, node: int) -> bool:
-    """Return True if a node's values are zeros and ones."""
-    values = sheet.formula.values[node]
+def is_mask(values: np.ndarray) -> bool:
+    """Return True if values are zeros and ones."""
     return bool(values.size > 1 and ((values == 0) | (values == 1)).all() and (values == 0).any())
 
 

@@ -781,7 +781,7 @@ def _divided(sheet: FormulaView, k: int) -> Iterator[Edit]:
                 f"the {what} is over all places, also those that the mask leaves out (padding), where the reference's "
                 f"{sheet.where(k)} takes the mean over those that it keeps"
             )
-            if not is_mask(sheet, product.given[1 - place]):
+            if not is_mask(sheet.formula.values[product.given[1 - place]]):
                 text = f"the {what} counts all alike, where the reference's {sheet.where(k)} weighs them"
             yield Edit("mean_over_pads", f"a {what} over pads", text, {k: _whole(x, by, above.how)}, 0, at=k)
 
@@ -898,7 +898,7 @@ def _masked(sheet: FormulaView, k: int) -> Iterator[Edit]:
 def _mask_product(sheet: FormulaView, k: int) -> Iterator[Edit]:
     """Yield edits that invert a mask in one product, as others may take the mask, too."""
     for mask, operand in zip(sheet.nodes[k].given, sheet.nodes[k].given[::-1]):
-        if is_mask(sheet, mask):
+        if is_mask(sheet.formula.values[mask]):
             change: Change = lambda get, own, m=mask, o=operand: get(o) * (1 - get(m))  # type: ignore[misc]  # noqa: E731
             text = f"the mask is inverted: what the reference hides is kept, what it keeps is hidden ({sheet.where(k)})"
             yield Edit("mask_inverted", "an inverted mask", text, {k: change}, 1, at=k)

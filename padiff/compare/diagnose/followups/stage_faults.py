@@ -402,6 +402,8 @@ def _loss_fault(scene: DiffContext) -> Fault | None:
     reference, candidate = calls
     if reference.loss.function != candidate.loss.function and are_exchangeable(calls):
         return None  # the inputs are of another form
+    if reference.settings.get("reduction") != candidate.settings.get("reduction") and _is_scaled(scene, calls):
+        return None  # the loop divides the sum by a number of its own
     computed = candidate.computed(
         settings=_settings(calls),
         framework=reference.framework,
@@ -417,6 +419,17 @@ def _loss_fault(scene: DiffContext) -> Fault | None:
     alike = Both(replace(reference, inputs=candidate.inputs, output=computed), candidate)
     cause = loss_cause_of(replace(scene, diff=shown), alike)
     return Fault(shown, cause, recomputed, kind="loss")
+
+
+def _is_scaled(scene: DiffContext, calls: Both[LossCall]) -> bool:
+    """Return True if the loop of a side scales what its loss function gives."""
+    steps = scene.sides(scene.number)
+    for step, loss in zip(steps or (), calls.map(lambda call: call.loss.function)):
+        losses = {o.tensor for call in step.trace.calls if call.function == loss for o in call.outputs}
+        scaling = (call for call in step.trace.calls if call.function in ("mul", "div"))
+        if any(not losses.isdisjoint(o.tensor for o in call.inputs) for call in scaling):
+            return True
+    return False
 
 
 def _settings(calls: Both[LossCall]) -> dict[str, object]:

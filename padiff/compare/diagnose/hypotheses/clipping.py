@@ -11,7 +11,14 @@ import numpy as np
 
 from padiff.compare.diagnose.hypotheses import parameter_history
 from padiff.compare.diagnose.hypotheses.diff_context import DiffContext, whole_of
-from padiff.compare.diagnose.hypotheses.gradients import Gradients, bias_sums, gradients_of, made_of, noise_level
+from padiff.compare.diagnose.hypotheses.gradients import (
+    AT_MOST,
+    Gradients,
+    bias_sums,
+    gradients_of,
+    made_of,
+    noise_level,
+)
 from padiff.compare.diagnose.hypotheses.hypothesis import Hypothesis, Prediction
 from padiff.compare.diagnose.hypotheses.transforms import ratio_of, scaled
 from padiff.errors import PadiffError
@@ -274,10 +281,18 @@ def _by_norm(scene: DiffContext, gradients: Gradients) -> Iterator[Hypothesis]:
     limits, sure = _limits(scene, norms)
     if limits.reference is None and limits.candidate is None:
         return
+    factors = made_of(scene, scene.number).zip(limits).map(lambda side: side[0] if side[1] is None else None)
+    is_scaled = any(factor is not None and abs(factor - 1) > AT_MOST for factor in factors)
     for limit, norm in zip(limits, norms.swapped()):
-        if None in (*limits,) and limit is not None and norm < limit:
+        if None in (*limits,) and limit is not None and norm < limit and not is_scaled:
             return  # gradients below the limit are left as they are: no clipping is missing
-    if limits.reference is not None and limits.candidate is not None:
+    if is_scaled:
+        kind, fix, sure = "clip_norm", "", False
+        text = (
+            "both loops scale their gradients before the optimizer steps, as where they clip by another norm: the "
+            f"candidate's have a norm of {norms.candidate:.6g} then, the reference's of {norms.reference:.6g}"
+        )
+    elif limits.reference is not None and limits.candidate is not None:
         kind = "clip_limit"
         text = (
             f"the candidate clips gradients to a norm of {limits.candidate:.6g}, the reference to "

@@ -402,7 +402,8 @@ def _ratios(scene: DiffContext, gradients: Gradients, what: str) -> Iterator[Hyp
     """Yield hypotheses on a single ratio of all gradients, or of the gradients that did not pass."""
     facts, counts = transforms.facts(scene), transforms.counts(scene)
     near = max(transforms.NEAR, rounding_of(scene.diff.pair))
-    yield from transforms.ratio_hypotheses(gradients.tensors, what, "gradient_scale", facts, counts, near)
+    for hypothesis in transforms.ratio_hypotheses(gradients.tensors, what, "gradient_scale", facts, counts, near):
+        yield hypothesis if hypothesis.telling else _with_factors(scene, hypothesis, gradients.tensors)
     wrong = gradients.wrong
     # The first explains all diffs, the second only some.
     for tensors, changes in ((wrong, 2), (_with_one_ratio(wrong or gradients.tensors), 3)):
@@ -417,16 +418,21 @@ def _ratios(scene: DiffContext, gradients: Gradients, what: str) -> Iterator[Hyp
                 text = f"{text}: a loss scale, in gradients that the {side} clips before it undoes the scale"
                 hypothesis = replace(hypothesis, sentence=text)
             hypothesis = replace(hypothesis, kind="gradient_scale", changes=changes, telling=False)
-            written = _written(scene, transforms.ratio_of(tensors))
-            if written is not None:
-                text, lines = written
-                text = f"{hypothesis.sentence}: {text}"
-                hypothesis = replace(hypothesis, sentence=text, telling=True, lines=lines)
-            yield hypothesis
+            yield _with_factors(scene, hypothesis, tensors)
 
 
-def _written(scene: DiffContext, ratio: float | None) -> tuple[str, Both[Frame | None]] | None:
-    """Return the numbers by which both sides' code of a layer scales, as text, and their lines; `None` unless one
+def _with_factors(scene: DiffContext, hypothesis: Hypothesis, tensors: Sequence[Prediction]) -> Hypothesis:
+    """Return the hypothesis of a ratio, with its reason if the code of both sides' layers shows the numbers."""
+    written = _written(scene, transforms.ratio_of(tensors))
+    if written is None:
+        return hypothesis
+    text, lines, values = written
+    text = f"{hypothesis.sentence}: {text}"
+    return replace(hypothesis, kind="scale", sentence=text, telling=True, lines=lines, values=values)
+
+
+def _written(scene: DiffContext, ratio: float | None) -> tuple[str, Both[Frame | None], Both[float]] | None:
+    """Return the numbers by which both sides' code of a layer scales, as text, with their lines; `None` unless one
     number of the candidate's code is such a multiple of one of the reference's.
 
     Weights that begin as zeros, such as LoRA's, hide a scale from the outputs of the first step.
@@ -453,8 +459,7 @@ def _written(scene: DiffContext, ratio: float | None) -> tuple[str, Both[Frame |
         f"in the candidate, {calls.candidate.function}() in `{paths.candidate}` scales by {there:.6g} for the "
         f"reference's {here:.6g}"
     )
-    lines = calls.map(lambda call: call.stack[-1] if call.stack else None)
-    return text, lines
+    return text, calls.map(lambda call: call.line), Both(here, there)
 
 
 def _factors(step: Step, path: str) -> Iterator[tuple[float, TracedCall]]:

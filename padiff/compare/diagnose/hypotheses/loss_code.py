@@ -276,6 +276,7 @@ def hypotheses(scene: DiffContext) -> Iterator[Hypothesis]:
     agreeing = _agreeing_calls(graphs, sheets)
     near = NEAR * case.noise
     trials = [trial for trial in trials if trial.surplus or trial.off > near or not _changes(trial, agreeing)]
+    trials = [trial for trial in trials if trial.surplus or not _reduces_alike(trial, written.candidate)]
     trials = [_as_read(trial, trials, case.noise) for trial in trials]
     # If the code of both sides is known, a factor in one side's code is the difference, and no effect of another one.
     if None not in written and len({step.micro_batches for step in steps}) == 1:
@@ -299,7 +300,17 @@ def gradient_hypotheses(scene: DiffContext) -> Iterator[Hypothesis]:
     """
     place = _after_backward(scene)
     if place is not None and not _some_agree(scene):
-        yield from code_edits.hypotheses(replace(scene, place=place))
+        for hypothesis in code_edits.hypotheses(replace(scene, place=place)):
+            computed = _is_computed(hypothesis)
+            yield replace(hypothesis, telling=False, code=False, free=1) if computed else hypothesis
+
+
+def _is_computed(hypothesis: Hypothesis) -> bool:
+    """Return True if a hypothesis is about numbers that nobody writes: the loop computes them, as it does the factor of
+    clipping, and differs in what it computes them from.
+    """
+    numbers = () if hypothesis.kind != "scale" or hypothesis.values is None else [*hypothesis.values]
+    return bool(numbers) and all(float(f"{number:.3g}") != number for number in numbers)
 
 
 def gradient_code(scene: DiffContext) -> Iterator[Cause]:
@@ -594,6 +605,18 @@ def _changes(trial: Found, nodes: Sequence[int]) -> bool:
     formula, changes = trial.sheet.formula, trial.edit.changes
     values = ((formula.changed(changes, node), formula.values[node]) for node in nodes if node not in changes)
     return any(value is None or root(value - recorded) > _CORNERS * root(recorded) for value, recorded in values)
+
+
+def _reduces_alike(trial: Found, candidate: _Side | None) -> bool:
+    """Return True if an edit takes another reduction where both sides' reductions give one and the same number."""
+    if candidate is None or trial.edit.kind != "reduction_form":
+        return False
+    sheet, theirs = trial.sheet, candidate.sheet
+    values = [theirs.formula.values[k] for k, node in enumerate(theirs.nodes) if node.operation == "reduced"]
+    results = [sheet.formula.values[k] for k in trial.edit.changes]
+    return all(
+        any(v.shape == value.shape and root(v - value) <= _ROUNDING * root(value) for v in values) for value in results
+    )
 
 
 def _as_read(trial: Found, trials: Sequence[Found], noise: float) -> Found:
