@@ -1005,9 +1005,11 @@ def definitions_in(node: ast.AST) -> Iterator[tuple[str, str, ast.expr]]:
             if isinstance(key, ast.Constant) and isinstance(key.value, str) and is_plain(value):
                 yield "entry", key.value, value
     elif isinstance(node, ast.Assign):
-        for target in node.targets:
-            if isinstance(target, (ast.Name, ast.Attribute)) and is_plain(node.value):
-                yield "assignment", target.id if isinstance(target, ast.Name) else target.attr, node.value
+        for target, item in (pair for each in node.targets for pair in unpacked(each, node.value)):
+            # Among others, `None` stands for what is assigned later.
+            is_later = item is not node.value and isinstance(item, ast.Constant) and item.value is None
+            if isinstance(target, (ast.Name, ast.Attribute)) and is_plain(item) and not is_later:
+                yield "assignment", target.id if isinstance(target, ast.Name) else target.attr, item
     elif isinstance(node, ast.AnnAssign):
         given: ast.expr | None = node.value
         if isinstance(given, ast.Call) and called_name(given) in _FIELDS:  # of a dataclass
@@ -1360,16 +1362,16 @@ def _attributes(node: ast.AST) -> Iterator[tuple[str, ast.expr]]:
             yield name, given[1]
         return
     for target in targets:
-        for each, item in _unpacked(target, value):
+        for each, item in unpacked(target, value):
             if isinstance(each, ast.Attribute) and isinstance(each.value, ast.Name) and each.value.id == "self":
                 yield each.attr, item
 
 
-def _unpacked(target: ast.expr, value: ast.expr) -> Iterator[tuple[ast.expr, ast.expr]]:
+def unpacked(target: ast.expr, value: ast.expr) -> Iterator[tuple[ast.expr, ast.expr]]:
     """Yield the targets of an assignment, each with its own expression where the value shows it."""
     if not isinstance(target, (ast.Tuple, ast.List)):
         yield target, value
         return
     for number, each in enumerate(target.elts):
         item = None if isinstance(value, ast.Call) else _item(value, number)
-        yield from _unpacked(each, value if item is None else item)
+        yield from unpacked(each, value if item is None else item)

@@ -18,7 +18,7 @@ from typing import Any
 
 import yaml
 
-from padiff.system.construction import definitions_in, is_plain, key_of
+from padiff.system.construction import definitions_in, is_plain, key_of, unpacked
 from padiff.system.frames import Frame
 from padiff_cli.fix.vocabulary import kind_of
 
@@ -489,14 +489,9 @@ class Project:
                 targets = node.targets if isinstance(node, ast.Assign) else []
                 if isinstance(node, ast.AnnAssign):
                     targets = [node.target]
-                for target in targets:
-                    given = node.value  # type: ignore[attr-defined]
-                    if isinstance(target, ast.Tuple) and isinstance(given, ast.Tuple):
-                        pairs = list(zip(target.elts, given.elts))
-                    else:
-                        pairs = [(target, given)]
-                    for one, expression in pairs:
-                        if isinstance(one, ast.Name) and one.id == name and expression is not None:
+                for target in targets if getattr(node, "value", None) is not None else ():
+                    for one, expression in unpacked(target, node.value):  # type: ignore[attr-defined]
+                        if isinstance(one, ast.Name) and one.id == name:
                             found += self._plain(place, expression, depth)
         return list(dict.fromkeys(found))
 
