@@ -266,30 +266,30 @@ def _sum_of_samples(fault: Fault, project: Project) -> Iterator[Proposal]:
         return
     source, statement = project.statement_at(fault.lines.candidate)
     axis = "axis=1" if fault.frameworks[1] == "paddle" else "dim=1"
+    rename = ("mean", "sum") if counts.reference < counts.candidate else ("sum", "mean")
     for node in ast.walk(statement) if source is not None and statement is not None else ():
-        if source is None or not isinstance(node, ast.Call) or last_name(node.func) != "mean" or node.keywords:
+        if source is None or not isinstance(node, ast.Call):
             continue
-        is_method = not node.args and isinstance(node.func, ast.Attribute)
+        is_method = isinstance(node.func, ast.Attribute) and dotted(node.func.value) not in source.modules
         inner = node.func.value if is_method else next(iter(node.args), None)  # type: ignore[attr-defined]
-        if inner is None or len(node.args) > 1:
+        is_of_axis, name = bool(node.args[not is_method :] or node.keywords), last_name(node.func)
+        if is_of_axis and name == rename[0]:
+            end = source.span(node.func)[1]
+            edit = Edit(source.file, end - len(name), end, rename[1])
+            yield Proposal((edit,), f"the {rename[1]} over an axis is taken for the {name}", _NAMED - 0.05)
+        if inner is None or is_of_axis or rename[0] != "mean" or name != "mean":
             continue
         text = source.code(inner)
         text = f"({text})" if isinstance(inner, (ast.BinOp, ast.UnaryOp, ast.IfExp)) else text
-        if counts.reference < counts.candidate:
-            for mask in _masks(source, statement) if statement is not None else ():
-                if mask in [source.code(each) for each in inner_expressions(inner)]:
-                    edit = Edit(source.file, *source.span(node), f"{text}.sum() / {mask}.sum()")
-                    yield Proposal((edit,), "the mean is over the places that the mask keeps", _NAMED - 0.1)
-            # The samples are a divisor of all places.
-            flats = (("", ""), (".flatten(1)", ", of any number of axes"))
-            for flat, words in flats if not counts.candidate % counts.reference else ():
-                edit = Edit(source.file, *source.span(node), f"{text}{flat}.sum({axis}).mean()")
-                yield Proposal((edit,), f"each sample is summed before the mean{words}", _NAMED)
-        elif isinstance(inner, ast.Call) and last_name(inner.func) == "sum" and isinstance(inner.func, ast.Attribute):
-            owner = inner.func.value
-            summed = owner if dotted(owner) not in source.modules else next(iter(inner.args), owner)
-            edit = Edit(source.file, *source.span(node), f"({source.code(summed)}).mean()")
-            yield Proposal((edit,), "the mean is over all places", _NAMED)
+        for mask in _masks(source, statement) if statement is not None else ():
+            if mask in [source.code(each) for each in inner_expressions(inner)]:
+                edit = Edit(source.file, *source.span(node), f"{text}.sum() / {mask}.sum()")
+                yield Proposal((edit,), "the mean is over the places that the mask keeps", _NAMED - 0.1)
+        # The samples are a divisor of all places.
+        flats = (("", ""), (".flatten(1)", ", of any number of axes"))
+        for flat, words in flats if not counts.candidate % counts.reference else ():
+            edit = Edit(source.file, *source.span(node), f"{text}{flat}.sum({axis}).mean()")
+            yield Proposal((edit,), f"each sample is summed before the mean{words}", _NAMED)
 
 
 def _taken_place(fault: Fault, project: Project) -> Iterator[Proposal]:

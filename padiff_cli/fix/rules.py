@@ -10,11 +10,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import permutations, product
 
+from padiff.compare.diagnose.kernels import activation_settings
 from padiff.frameworks.catalog import LAYERS, OPTIMIZERS, number_text
 from padiff.model.equivalents import common_kind
 from padiff.records.diagnostic import brief_fault
 from padiff.system.frames import Frame
-from padiff_cli.fix.drafts import FIX, LINES, OTHERS, SIGNED, Drafts, called_function
+from padiff_cli.fix.drafts import FIX, LINES, OTHERS, Drafts, called_function
 from padiff_cli.fix.fault import Fault, nodes_at, parsed_call
 from padiff_cli.fix.hyperparameters import parameter_groups, trainer_arguments
 from padiff_cli.fix.insertions import insertions, literals, places, scaled_terms
@@ -362,21 +363,15 @@ class Rules(Drafts):
         """
         paths = re.findall(r"`([^`]+)`", self._fault.words)
         layer = next((each for each in self._models.layers.reference if each.path in paths), None)
-        number = re.search(rf" of (\w+) ({SIGNED})$", function)
-        # In words a slope has no name of an argument.
-        names = {"slope": "negative_slope"}
-        values = (
-            {names.get(number[1], number[1]): float(number[2])}
-            if number is not None
-            else {}
-            if layer is None
-            else layer.settings
-        )
+        # As settings of layers, an activation's are counted as torch does.
+        values = activation_settings(function) or ({} if layer is None else layer.settings)
         keywords = [
-            ast.keyword(name, ast.Constant(value)) for name, value in values.items() if isinstance(value, (int, float))
+            ast.keyword(name, ast.Constant(value))
+            for name, value in values.items()
+            if isinstance(value, (int, float, str))
         ]
         reference = ast.Call(call.func, [ast.Constant(...)], keywords)
-        match = Matcher((self._framework, self._framework)).match(reference, call)
+        match = Matcher(("torch", self._framework)).match(reference, call)
         yield from self._written(source, match, [each for each in match.changes if each.reference is not None], FIX)
 
     def _missing_activation(self) -> Iterator[Proposal]:

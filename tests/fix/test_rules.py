@@ -423,10 +423,37 @@ CASES = {
          "cause": Cause("reduction", "a term of the loss is divided by all 48 places", values=Both(8.0, 48.0))},
         ["-kl = (1 + v - m).mean()", "+kl = (1 + v - m).sum(axis=1).mean()"],
     ),
+    "the mean of each sample": (
+        {"text": "kl = (1 + v - m).mean(-1).mean()\n", "framework": "paddle", "at": "kl", "stage": "loss",
+         "cause": Cause("reduction", "a term of the loss is divided by all 48 places", values=Both(8.0, 48.0))},
+        ["-kl = (1 + v - m).mean(-1).mean()", "+kl = (1 + v - m).sum(-1).mean()"],
+    ),
+    "a mean of the mean of each sample, as functions": (
+        {"text": "kl = torch.mean(torch.sum(1 + v, dim=1))\n", "at": "kl", "stage": "loss",
+         "cause": Cause("reduction", "a term of the loss is divided by the 8 samples", values=Both(48.0, 8.0))},
+        ["-kl = torch.mean(torch.sum(1 + v, dim=1))", "+kl = torch.mean(torch.mean(1 + v, dim=1))"],
+    ),
+    "the form of a layer's GELU": (
+        {"text": "def mlp(n):\n    return nn.Sequential(nn.Linear(n, n), nn.GELU(), nn.Linear(n, n))\n",
+         "framework": "paddle", "at": "nn.GELU",
+         "cause": Cause("activation", "another form", values=Both("tanh-form GELU", "exact GELU"))},
+        ["-    return nn.Sequential(nn.Linear(n, n), nn.GELU(), nn.Linear(n, n))",
+         "+    return nn.Sequential(nn.Linear(n, n), nn.GELU(approximate=True), nn.Linear(n, n))"],
+    ),
+    "the form of GELU of a call": (
+        {"text": "def f(x):\n    return F.gelu(x, approximate='tanh')\n", "at": "F.gelu",
+         "cause": Cause("activation", "another form", values=Both("exact GELU", "tanh-form GELU"))},
+        ["-    return F.gelu(x, approximate='tanh')", "+    return F.gelu(x, approximate=\"none\")"],
+    ),
+    "the number of ELU of a layer": (
+        {"text": "act = nn.ELU(alpha=1.0)\n", "at": "nn.ELU", "framework": "paddle",
+         "cause": Cause("activation", "another form", values=Both("ELU of alpha 0.5", "ELU"))},
+        ["-act = nn.ELU(alpha=1.0)", "+act = nn.ELU(alpha=0.5)"],
+    ),
     "the sum of each sample": (
         {"text": "kl = torch.mean((1 + v).sum(dim=1))\n", "at": "kl", "stage": "loss",
          "cause": Cause("reduction", "a term of the loss is divided by the 8 samples", values=Both(48.0, 8.0))},
-        ["-kl = torch.mean((1 + v).sum(dim=1))", "+kl = (1 + v).mean()"],
+        ["-kl = torch.mean((1 + v).sum(dim=1))", "+kl = torch.mean((1 + v).mean(dim=1))"],
     ),
     "an argument by place, where its value is defined": (
         {"text": "from torch import nn\nclass N:\n    def __init__(self, a):\n        self.act = nn.LeakyReLU(a)\n"

@@ -508,6 +508,62 @@ def test_the_line_that_chooses_the_parameters_of_a_group_is_shown(found):
     assert fault.fix.text == 'SPARED = ("bias",)'
 
 
+# Both write a chain of layers, one of them with a function in its midst.
+CALLED = """
+import padiff, torch
+from torch import nn
+import torch.nn.functional as F
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 16), nn.Linear(16, 2)
+
+    def forward(self, x):
+        return self.b(F.gelu(self.a(x), approximate="tanh"))
+
+torch.manual_seed(0)
+net = Net()
+with padiff.record(net, "RUN") as rec:
+    net(torch.randn(8, 4)).square().mean().backward()
+    rec.try_dump()
+"""
+CHAINED = """
+import padiff, torch
+from torch import nn
+
+def mlp(width):
+    return nn.Sequential(
+        nn.Linear(4, width),
+        nn.GELU(),
+        nn.Linear(width, 2),
+    )
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = mlp(16)
+
+    def forward(self, x):
+        return self.body(x)
+
+net = Net()
+padiff.start_from("REFERENCE", net)
+torch.manual_seed(0)
+_ = nn.Linear(4, 16), nn.Linear(16, 2)
+with padiff.record(net, "RUN") as rec:
+    net(torch.randn(8, 4)).square().mean().backward()
+    rec.try_dump()
+"""
+
+
+def test_a_function_for_a_layer_of_a_chain_is_shown_where_the_layer_is_made(found):
+    fault = found(CALLED, "nn.GELU()", "nn.GELU(approximate='none')", CHAINED)
+    assert fault.cause.kind == "activation" and fault.cause.proven
+    assert fault.places.reference.code == 'return self.b(F.gelu(self.a(x), approximate="tanh"))'
+    assert fault.places.candidate.code == "nn.GELU(approximate='none'),"
+
+
 # The epsilon of paddle's RMSProp is inside of the root: no number there gives torch's.
 ROOTED = TORCH.replace("Adam(net.parameters(), lr=0.01, weight_decay=0.1)", "RMSprop(net.parameters(), 0.01, eps=1e-3)")
 # Paddle counts the ignored rows of negative labels in the mean.
