@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import math
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -105,6 +105,25 @@ class Arithmetic:
         if not numbers or any(each != numbers[0] for each in numbers):
             raise UnknownError
         return numbers[0]
+
+    def solved(self, source: Source, node: ast.AST, number: float) -> Iterator[tuple[Source, ast.expr, float]]:
+        """Yield literals of an expression, each with the value with which the expression has another number; of those
+        in which it is linear.
+
+        Raises:
+            UnknownError: the expression has no number that is known.
+        """
+        start = self.evaluate(source, node)
+        for literal, place in [*self.literals.items()]:
+            before = number_of(literal) or 0.0
+            try:
+                slope = Arithmetic(self.project, {literal: before + 1.0}).evaluate(source, node) - start
+                value = float(f"{before + (number - start) / slope:.6g}")
+                end = Arithmetic(self.project, {literal: value}).evaluate(source, node)
+            except (UnknownError, ArithmeticError, TypeError):
+                continue
+            if math.isclose(end, number, rel_tol=1e-5):
+                yield place, literal, value
 
     def result(self, source: Source, function: ast.AST, argument: float) -> Any:
         """Return what a function of one number returns: a lambda, or a function of `if` and `return`.

@@ -39,17 +39,14 @@ from padiff_cli.fix.vocabulary import UNARY, is_layer, kind_of, number_of, whole
 _NAMED, _GUESSED = 1.5, 1.8
 # Largest number of proposals of a rule: each is a run.
 _MOST = 6
-# Calls of both sides, and a layer's output that only the reference adds.
-_OTHER_CALLS = re.compile(r"the candidate calls (.*?), where the reference calls (.*)")
-_CALLED = re.compile(r"(\w+)\(\)")
+# A layer's output that only the reference adds.
 _NOT_ADDED = re.compile(r"what `([^`]+)` gives is not added")
 # Relative error of a number that a cause shows with six digits, or of its square.
 _DIGITS = 2e-5
 _PRODUCTS = frozenset(("matmul", "bmm", "einsum", "baddbmm", "mm"))
 # Functions that compare a prediction with a target, beside the losses of the catalog.
 _COMPARING = frozenset(("cosine_similarity", "pairwise_distance", "kl_div"))
-# A cause that names a layer of the reference, and norms by their common names.
-_LEFT_OUT = re.compile(r"layer `([^`]+)` \(\w+\) is left out there")
+# Norms by their common names.
 _NORMS = {
     "layernorm": "LayerNorm",
     "rmsnorm": "RMSNorm",
@@ -512,8 +509,8 @@ def _missing_norm(fault: Fault, project: Project) -> Iterator[Proposal]:
 
     A norm that the candidate's class makes and never calls is called; else one is made.
     """
-    found = _LEFT_OUT.search(fault.words) if fault.kind == "norm_missing" else None
-    layer = None if found is None else _layer_at(fault, found[1])
+    path = fault.values.reference if fault.kind == "norm_missing" and fault.values is not None else ""
+    layer = _layer_at(fault, path)
     if layer is None:
         return
     proposals: list[tuple[tuple[Edit, ...], str]] = []
@@ -754,10 +751,7 @@ def _exchanged(source: Source, former: ast.AST, latter: ast.AST) -> tuple[Edit, 
 
 def _missing_functions(fault: Fault, project: Project) -> Iterator[Proposal]:
     """Yield functions around the layers that still agree, which only the reference calls, as the cause says."""
-    calls = _OTHER_CALLS.search(fault.words)
-    if calls is None:
-        return
-    candidate, reference = (Counter(_CALLED.findall(text)) for text in calls.groups())
+    reference, candidate = fault.calls.map(lambda side: Counter(name for name, _ in side))
     agreeing = fault.partner_of(fault.first.last_agreeing)
     patches: list[tuple[tuple[Edit, ...], str]] = []
     for name in [each for each in reference - candidate if each in UNARY]:
