@@ -24,6 +24,13 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
 _DEPTH = 8
 
 
+def defined_function(source: Source, function: ast.AST) -> ast.AST:
+    """Return the only function that a name stands for; else the node itself."""
+    name = function.id if isinstance(function, ast.Name) else ""
+    defined = [*source.functions(name), *source.assigned(name)] if name else []
+    return defined[0] if len(defined) == 1 else function
+
+
 class UnknownError(Exception):
     """An expression whose number cannot be said."""
 
@@ -125,18 +132,22 @@ class Arithmetic:
             if math.isclose(end, number, rel_tol=1e-5):
                 yield place, literal, value
 
-    def result(self, source: Source, function: ast.AST, argument: float) -> Any:
-        """Return what a function of one number returns: a lambda, or a function of `if` and `return`.
+    def result(self, source: Source, function: ast.AST, argument: float, parameter: str = "") -> Any:
+        """Return what a function of a number returns: a lambda, or a function of `if` and `return`.
+
+        Args:
+            source: the file of the function.
+            function: the function.
+            argument: the number.
+            parameter: the parameter that takes the number; empty for the last one.
 
         Raises:
             UnknownError: the function does something else.
         """
-        if isinstance(function, ast.Name):
-            defined = [*source.functions(function.id), *source.assigned(function.id)]
-            function = defined[0] if len(defined) == 1 else function
+        function = defined_function(source, function)
         if not isinstance(function, (ast.Lambda, ast.FunctionDef)) or not function.args.args:
             raise UnknownError
-        variables = {function.args.args[-1].arg: argument}
+        variables = {parameter or function.args.args[-1].arg: argument}
         if isinstance(function, ast.Lambda):
             return self.evaluate(source, function.body, variables)
         return self._returned(source, function.body, variables)
