@@ -1268,13 +1268,17 @@ def _parse(file: str, short: str, changed: int) -> Source:
             for target in node.targets[0].elts:
                 if isinstance(target, ast.Name):
                     source.variables.setdefault((scope, target.id), []).append(node.value)
+        rates: list[ast.expr] = []
         if isinstance(node, ast.Assign):
-            of_groups = (each for each in node.targets if isinstance(each, ast.Subscript) and key_of(each) == "lr")
-            for _ in of_groups:
-                source.rates.append(node.value)
-                if scope is not None:
-                    source.scopes[node.value] = scope
+            groups = [each for each in node.targets if isinstance(each, ast.Subscript) and key_of(each) == "lr"]
+            rates = [node.value for _ in groups]
             source.written += [node.value for each in node.targets if _is_written(each)]
+        elif isinstance(node, ast.Call) and called_name(node) == "set_lr":  # of paddle's optimizers
+            rates = node.args[:1]
+        for rate in rates:
+            source.rates.append(rate)
+            if scope is not None:
+                source.scopes[rate] = scope
         if isinstance(node, ast.AnnAssign) and node.value is not None:
             inner = (each for each in ast.walk(node.value) if isinstance(each, ast.Call))
             source.owners |= dict.fromkeys(inner, key_of(node.target))

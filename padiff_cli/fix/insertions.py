@@ -406,7 +406,13 @@ def _name_of(project: Project, source: Source, place: ast.AST, number: float) ->
         holder = _held_number(project, source, node) if is_known else None
         if holder is not None and math.isclose(holder, number, rel_tol=_DIGITS):
             places.append(dotted(node))
-    return min(places, key=lambda name: ("accum" not in name.lower(), len(name)), default="")
+    # Of names that hold one number, a quotient is meant for a part of a size.
+    quotients = {name for name in places if any(map(_is_quotient, source.assigned(name)))}
+    return min(places, key=lambda name: ("accum" not in name.lower(), name not in quotients, len(name)), default="")
+
+
+def _is_quotient(node: ast.expr) -> bool:
+    return isinstance(node, ast.BinOp) and isinstance(node.op, (ast.Div, ast.FloorDiv))
 
 
 def _by_names(project: Project, source: Source, place: ast.AST, number: float) -> str:

@@ -246,7 +246,13 @@ class Source:
         """Return the values that are assigned to a variable or an attribute, in the whole file by default."""
         nodes = self.nodes if scope is None else ast.walk(scope)
         assignments = [node for node in nodes if isinstance(node, ast.Assign)] if name else []
-        return [node.value for node in assignments if name in map(dotted, node.targets)]
+        pairs = [(node, *pair) for node in assignments for each in node.targets for pair in unpacked(each, node.value)]
+        # What a call gives is not known part by part.
+        return [
+            value
+            for node, target, value in pairs
+            if dotted(target) == name and (value is not node.value or target in node.targets)
+        ]
 
     def functions(self, name: str) -> list[ast.FunctionDef]:
         """Return the functions and methods of a name."""

@@ -157,6 +157,12 @@ CASES = {
          "cause": Cause("loss_term_weight", "", values=Both(0.9, 0.7))},
         ["-def loss(a, b, alpha=0.3):", "+def loss(a, b, alpha=0.1):"],
     ),
+    "the size of a head, not the number of heads": (
+        {"text": "class A:\n    def __init__(self, d, h):\n        self.h, self.size = h, d // h\n"
+                 "    def forward(self, q, k, d):\n        return softmax(q @ k * d ** -0.5)\na = A(16, 4)\nf(d=16)\n",
+         "at": "return", "cause": Cause("attention_scale", "", values=Both(0.5, 0.25))},
+        ["-        return softmax(q @ k * d ** -0.5)", "+        return softmax(q @ k * self.size ** -0.5)"],
+    ),
     "a dropout that drops nothing": (
         {"text": "drop = nn.Dropout(p=0.0)\ny = drop(x)\n", "at": "y =",
          "cause": Cause("missing_call", "", values=Both(calls("dropout", p=0.1), ()))},
