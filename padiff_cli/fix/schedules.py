@@ -15,6 +15,7 @@ from typing import Any
 
 from padiff.frameworks.catalog import number_text
 from padiff.records import Both
+from padiff.system.construction import key_of
 from padiff_cli.fix.arithmetic import Arithmetic, UnknownError, defined_function
 from padiff_cli.fix.fault import Fault
 from padiff_cli.fix.source import Edit, Project, Proposal, Source, last_name
@@ -207,7 +208,19 @@ def _reads(function: ast.AST, name: str) -> list[ast.Name]:
 
 
 def _schedules(project: Project, framework: str) -> list[Schedule | Written]:
-    """Return the schedules of a project, and the functions that may be one; in one order for edited projects."""
+    """Return the schedules of a project, and the functions called where code sets the rate itself; in one order
+    for edited projects.
+    """
+    setting: list[tuple[Source, ast.AST]] = [*project.calls("set_lr")]
+    for source in project:
+        written = [node for node in source.nodes if isinstance(node, ast.Assign)]
+        setting += [(source, node) for node in written if any(map(_is_rate, node.targets))]
+    names = {
+        last_name(node.func)
+        for source, place in setting
+        for node in ast.walk(source.function(place) or source.tree)
+        if isinstance(node, ast.Call)
+    }
     calls = [Schedule(project, *each, framework) for each in project.catalog_calls("schedule")]
     functions = [(source, node) for source in project for node in source.nodes if isinstance(node, ast.FunctionDef)]
     return [
@@ -216,9 +229,13 @@ def _schedules(project: Project, framework: str) -> list[Schedule | Written]:
             Written(project, source, node, each.arg)
             for source, node in functions
             for each in node.args.args
-            if any(isinstance(statement, ast.Return) for statement in ast.walk(node)) and each.arg != "self"
+            if node.name in names and each.arg != "self"
         ),
     ]
+
+
+def _is_rate(target: ast.expr) -> bool:
+    return isinstance(target, ast.Subscript) and key_of(target) == "lr"
 
 
 def schedule_numbers(fault: Fault, project: Project) -> Iterator[Proposal]:
