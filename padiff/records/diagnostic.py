@@ -594,9 +594,9 @@ def _named_value(code: str, words: str) -> str:
 
 
 def _starts_otherwise(shown: Both[Frame | None]) -> bool:
-    """Return True if the lines of both optimizers have numbers, and other ones."""
+    """Return True if the line of the candidate's optimizer has numbers that the reference's has not."""
     numbers = shown.map(lambda frame: {*map(float, _numbers(frame))})
-    return bool(numbers.candidate) and numbers.reference != numbers.candidate
+    return not numbers.candidate <= numbers.reference
 
 
 def _schedule(models: Models, calls: Both[Frame | None]) -> Both[Frame | None]:
