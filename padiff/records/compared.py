@@ -418,9 +418,9 @@ class Cause:
         excluded: causes that were computed as well, and do not explain the recorded values.
         lines: the lines of both sides' code that the cause is about; `None` where not known.
         remaining: error that is left with the cause, as a multiple of the rounding noise; `None` if not computed.
-        values: what either side has: an activation or a function (empty: none), learning rates, micro-batches, the
-            scale and offset of an input (a row for each channel) or the axis of its flip; `None` if the cause is about
-            no such values.
+        values: what either side has: an activation, a function or the path of a layer (empty: none), learning rates,
+            micro-batches, the scale and offset of an input (a row for each channel) or the axis of its flip, calls
+            (each the function and its arguments); `None` if the cause is about no such values.
     """
 
     kind: str

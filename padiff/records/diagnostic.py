@@ -19,7 +19,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 from padiff.records.both import SIDES, Both
 from padiff.records.compared import UNKNOWN_LINES, Cause, Diff, factor_text
 from padiff.records.first_diff import FirstDiff, Standing
-from padiff.records.recorded import ROOT, STAGES, is_below
+from padiff.records.recorded import ROOT, STAGES, Layer, is_below
 from padiff.records.report_data import CANNOT_TELL, MATCH, NO_FILES, Models, ReportData, choice_notes
 from padiff.records.report_text import NOUNS, floor_lines, match_notes, third_lines, verdict
 from padiff.records.traces import LOOP
@@ -541,11 +541,10 @@ def _lines_of(first: FirstDiff, models: Models) -> Both[Frame | None]:
     if first.inside and same_call and _is_leaf(first.reference, models) and _returned(first, models) is None:
         # Of a layer of the framework's, the call says nothing that the construction does not.
         about = written(made).zip(about).map(lambda side: side[0] or side[1])
-    above = [str(path).rpartition(".")[0] for path in (first.reference, first.candidate)]
-    kinds = models.layers.zip(Both(*above)).map(lambda side: {each.kind for each in side[0] if each.path == side[1]})
-    is_next = above[0] == first.last_agreeing.rpartition(".")[0]
-    if first.stage == "forward" and is_next and all(made) and all("sequential" in each for each in kinds):
-        return written(made)  # its layers follow each other in the order in which they are made
+    chained = _chained(first, models) if first.stage == "forward" else UNKNOWN_LINES
+    if all(chained):
+        return written(chained)
+    about = chained.zip(about).map(lambda side: side[0] or side[1])
     if any(about):
         read = _attributes(models.lines, called, first)
         if read != called and read.candidate is not None and _is_computed(read.candidate.code):
@@ -572,6 +571,25 @@ def _lines_of(first: FirstDiff, models: Models) -> Both[Frame | None]:
     return _attributes(models.lines, called, first)
 
 
+def _chained(first: FirstDiff, models: Models) -> Both[Frame | None]:
+    """Return the lines of the layers of a `Sequential` at which a difference arises: they follow each other in the
+    order in which they are made. `None` for a side where the layer, and the last one that agrees, are in none.
+    """
+    partners = [each for each in models.partners if each.reference == first.last_agreeing]
+    agreeing = Both(first.last_agreeing, partners[0].candidate if partners else "")
+
+    def line(path: str, before: str, layers: Sequence[Layer], lines: Mapping[str, Frame]) -> Frame | None:
+        above, kinds = path.rpartition(".")[0], {layer.path: layer.kind for layer in layers}
+        if above != before.rpartition(".")[0] or "sequential" not in kinds.get(above, ""):
+            return None
+        chain = [each for each in kinds if each.rpartition(".")[0] == above]
+        between = chain[chain.index(before) + 1 : chain.index(path)] if {before, path} <= {*chain} else []
+        return lines.get(between[0] if len(between) == 1 and first.slot.startswith("input") else path)
+
+    paths = Both(first.reference or "", first.candidate or "")
+    return Both(*(line(*side) for side in zip(paths, agreeing, models.layers, models.lines)))
+
+
 def _named_value(code: str, words: str) -> str:
     """Return the text of the first keyword argument in a line that words name; empty if there is none."""
     named = (code[slice(*at)].partition("=")[2] for name, at in _arguments(code) if named_at(words, name) is not None)
@@ -579,9 +597,9 @@ def _named_value(code: str, words: str) -> str:
 
 
 def _starts_otherwise(shown: Both[Frame | None]) -> bool:
-    """Return True if the lines of both optimizers have numbers, and other ones."""
-    numbers = shown.map(lambda frame: _numbers(frame))
-    return bool(numbers.candidate) and numbers.reference != numbers.candidate
+    """Return True if the line of the candidate's optimizer has numbers that the reference's has not."""
+    numbers = shown.map(_numbers)
+    return not numbers.candidate <= numbers.reference
 
 
 def _schedule(models: Models, calls: Both[Frame | None]) -> Both[Frame | None]:

@@ -1005,9 +1005,11 @@ def definitions_in(node: ast.AST) -> Iterator[tuple[str, str, ast.expr]]:
             if isinstance(key, ast.Constant) and isinstance(key.value, str) and is_plain(value):
                 yield "entry", key.value, value
     elif isinstance(node, ast.Assign):
-        for target in node.targets:
-            if isinstance(target, (ast.Name, ast.Attribute)) and is_plain(node.value):
-                yield "assignment", target.id if isinstance(target, ast.Name) else target.attr, node.value
+        for target, item in (pair for each in node.targets for pair in unpacked(each, node.value)):
+            # Among others, `None` stands for what is assigned later.
+            is_later = item is not node.value and isinstance(item, ast.Constant) and item.value is None
+            if isinstance(target, (ast.Name, ast.Attribute)) and is_plain(item) and not is_later:
+                yield "assignment", target.id if isinstance(target, ast.Name) else target.attr, item
     elif isinstance(node, ast.AnnAssign):
         given: ast.expr | None = node.value
         if isinstance(given, ast.Call) and called_name(given) in _FIELDS:  # of a dataclass
@@ -1266,13 +1268,17 @@ def _parse(file: str, short: str, changed: int) -> Source:
             for target in node.targets[0].elts:
                 if isinstance(target, ast.Name):
                     source.variables.setdefault((scope, target.id), []).append(node.value)
+        rates: list[ast.expr] = []
         if isinstance(node, ast.Assign):
-            of_groups = (each for each in node.targets if isinstance(each, ast.Subscript) and key_of(each) == "lr")
-            for _ in of_groups:
-                source.rates.append(node.value)
-                if scope is not None:
-                    source.scopes[node.value] = scope
+            groups = [each for each in node.targets if isinstance(each, ast.Subscript) and key_of(each) == "lr"]
+            rates = [node.value for _ in groups]
             source.written += [node.value for each in node.targets if _is_written(each)]
+        elif isinstance(node, ast.Call) and called_name(node) == "set_lr":  # of paddle's optimizers
+            rates = node.args[:1]
+        for rate in rates:
+            source.rates.append(rate)
+            if scope is not None:
+                source.scopes[rate] = scope
         if isinstance(node, ast.AnnAssign) and node.value is not None:
             inner = (each for each in ast.walk(node.value) if isinstance(each, ast.Call))
             source.owners |= dict.fromkeys(inner, key_of(node.target))
@@ -1360,16 +1366,16 @@ def _attributes(node: ast.AST) -> Iterator[tuple[str, ast.expr]]:
             yield name, given[1]
         return
     for target in targets:
-        for each, item in _unpacked(target, value):
+        for each, item in unpacked(target, value):
             if isinstance(each, ast.Attribute) and isinstance(each.value, ast.Name) and each.value.id == "self":
                 yield each.attr, item
 
 
-def _unpacked(target: ast.expr, value: ast.expr) -> Iterator[tuple[ast.expr, ast.expr]]:
+def unpacked(target: ast.expr, value: ast.expr) -> Iterator[tuple[ast.expr, ast.expr]]:
     """Yield the targets of an assignment, each with its own expression where the value shows it."""
     if not isinstance(target, (ast.Tuple, ast.List)):
         yield target, value
         return
     for number, each in enumerate(target.elts):
         item = None if isinstance(value, ast.Call) else _item(value, number)
-        yield from _unpacked(each, value if item is None else item)
+        yield from unpacked(each, value if item is None else item)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import math
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,6 +22,13 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     **{name: getattr(math, name) for name in ("cos", "sin", "sqrt", "exp", "log", "floor", "ceil", "pow")},
 }  # fmt: skip
 _DEPTH = 8
+
+
+def defined_function(source: Source, function: ast.AST) -> ast.AST:
+    """Return the only function that a name stands for; else the node itself."""
+    name = function.id if isinstance(function, ast.Name) else ""
+    defined = [*source.functions(name), *source.assigned(name)] if name else []
+    return defined[0] if len(defined) == 1 else function
 
 
 class UnknownError(Exception):
@@ -106,18 +113,41 @@ class Arithmetic:
             raise UnknownError
         return numbers[0]
 
-    def result(self, source: Source, function: ast.AST, argument: float) -> Any:
-        """Return what a function of one number returns: a lambda, or a function of `if` and `return`.
+    def solved(self, source: Source, node: ast.AST, number: float) -> Iterator[tuple[Source, ast.expr, float]]:
+        """Yield literals of an expression, each with the value with which the expression has another number; of those
+        in which it is linear.
+
+        Raises:
+            UnknownError: the expression has no number that is known.
+        """
+        start = self.evaluate(source, node)
+        for literal, place in [*self.literals.items()]:
+            before = number_of(literal) or 0.0
+            try:
+                slope = Arithmetic(self.project, {literal: before + 1.0}).evaluate(source, node) - start
+                value = float(f"{before + (number - start) / slope:.6g}")
+                end = Arithmetic(self.project, {literal: value}).evaluate(source, node)
+            except (UnknownError, ArithmeticError, TypeError):
+                continue
+            if math.isclose(end, number, rel_tol=1e-5):
+                yield place, literal, value
+
+    def result(self, source: Source, function: ast.AST, argument: float, parameter: str = "") -> Any:
+        """Return what a function of a number returns: a lambda, or a function of `if` and `return`.
+
+        Args:
+            source: the file of the function.
+            function: the function.
+            argument: the number.
+            parameter: the parameter that takes the number; empty for the last one.
 
         Raises:
             UnknownError: the function does something else.
         """
-        if isinstance(function, ast.Name):
-            defined = [*source.functions(function.id), *source.assigned(function.id)]
-            function = defined[0] if len(defined) == 1 else function
+        function = defined_function(source, function)
         if not isinstance(function, (ast.Lambda, ast.FunctionDef)) or not function.args.args:
             raise UnknownError
-        variables = {function.args.args[-1].arg: argument}
+        variables = {parameter or function.args.args[-1].arg: argument}
         if isinstance(function, ast.Lambda):
             return self.evaluate(source, function.body, variables)
         return self._returned(source, function.body, variables)

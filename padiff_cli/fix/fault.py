@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -64,6 +64,18 @@ class Fault:
         sides = [side if isinstance(side, tuple) else (side,) for side in self.values]
         pairs = [Both(*pair) for pair in zip(*sides)] if len({*map(len, sides)}) == 1 else []
         return [pair.map(float) for pair in pairs] if all(_is_number(each) for pair in pairs for each in pair) else []
+
+    @property
+    def calls(self) -> Both[list[tuple[str, Mapping[str, Any]]]]:
+        """Return the calls that the cause is about: the function of each, and its arguments."""
+        sides = Both((), ()) if self.values is None else self.values
+        return sides.map(
+            lambda side: [
+                (str(each[0]), each[1])
+                for each in (side if isinstance(side, tuple) else ())
+                if isinstance(each, tuple) and len(each) == 2 and isinstance(each[1], Mapping)
+            ]
+        )
 
     @property
     def rates(self) -> Both[float]:

@@ -39,17 +39,14 @@ from padiff_cli.fix.vocabulary import UNARY, is_layer, kind_of, number_of, whole
 _NAMED, _GUESSED = 1.5, 1.8
 # Largest number of proposals of a rule: each is a run.
 _MOST = 6
-# Calls of both sides, and a layer's output that only the reference adds.
-_OTHER_CALLS = re.compile(r"the candidate calls (.*?), where the reference calls (.*)")
-_CALLED = re.compile(r"(\w+)\(\)")
+# A layer's output that only the reference adds.
 _NOT_ADDED = re.compile(r"what `([^`]+)` gives is not added")
 # Relative error of a number that a cause shows with six digits, or of its square.
 _DIGITS = 2e-5
 _PRODUCTS = frozenset(("matmul", "bmm", "einsum", "baddbmm", "mm"))
 # Functions that compare a prediction with a target, beside the losses of the catalog.
 _COMPARING = frozenset(("cosine_similarity", "pairwise_distance", "kl_div"))
-# A cause that names a layer of the reference, and norms by their common names.
-_LEFT_OUT = re.compile(r"layer `([^`]+)` \(\w+\) is left out there")
+# Norms by their common names.
 _NORMS = {
     "layernorm": "LayerNorm",
     "rmsnorm": "RMSNorm",
@@ -266,30 +263,30 @@ def _sum_of_samples(fault: Fault, project: Project) -> Iterator[Proposal]:
         return
     source, statement = project.statement_at(fault.lines.candidate)
     axis = "axis=1" if fault.frameworks[1] == "paddle" else "dim=1"
+    rename = ("mean", "sum") if counts.reference < counts.candidate else ("sum", "mean")
     for node in ast.walk(statement) if source is not None and statement is not None else ():
-        if source is None or not isinstance(node, ast.Call) or last_name(node.func) != "mean" or node.keywords:
+        if source is None or not isinstance(node, ast.Call):
             continue
-        is_method = not node.args and isinstance(node.func, ast.Attribute)
+        is_method = isinstance(node.func, ast.Attribute) and dotted(node.func.value) not in source.modules
         inner = node.func.value if is_method else next(iter(node.args), None)  # type: ignore[attr-defined]
-        if inner is None or len(node.args) > 1:
+        is_of_axis, name = bool(node.args[not is_method :] or node.keywords), last_name(node.func)
+        if is_of_axis and name == rename[0]:
+            end = source.span(node.func)[1]
+            edit = Edit(source.file, end - len(name), end, rename[1])
+            yield Proposal((edit,), f"the {rename[1]} over an axis is taken for the {name}", _NAMED - 0.05)
+        if inner is None or is_of_axis or rename[0] != "mean" or name != "mean":
             continue
         text = source.code(inner)
         text = f"({text})" if isinstance(inner, (ast.BinOp, ast.UnaryOp, ast.IfExp)) else text
-        if counts.reference < counts.candidate:
-            for mask in _masks(source, statement) if statement is not None else ():
-                if mask in [source.code(each) for each in inner_expressions(inner)]:
-                    edit = Edit(source.file, *source.span(node), f"{text}.sum() / {mask}.sum()")
-                    yield Proposal((edit,), "the mean is over the places that the mask keeps", _NAMED - 0.1)
-            # The samples are a divisor of all places.
-            flats = (("", ""), (".flatten(1)", ", of any number of axes"))
-            for flat, words in flats if not counts.candidate % counts.reference else ():
-                edit = Edit(source.file, *source.span(node), f"{text}{flat}.sum({axis}).mean()")
-                yield Proposal((edit,), f"each sample is summed before the mean{words}", _NAMED)
-        elif isinstance(inner, ast.Call) and last_name(inner.func) == "sum" and isinstance(inner.func, ast.Attribute):
-            owner = inner.func.value
-            summed = owner if dotted(owner) not in source.modules else next(iter(inner.args), owner)
-            edit = Edit(source.file, *source.span(node), f"({source.code(summed)}).mean()")
-            yield Proposal((edit,), "the mean is over all places", _NAMED)
+        for mask in _masks(source, statement) if statement is not None else ():
+            if mask in [source.code(each) for each in inner_expressions(inner)]:
+                edit = Edit(source.file, *source.span(node), f"{text}.sum() / {mask}.sum()")
+                yield Proposal((edit,), "the mean is over the places that the mask keeps", _NAMED - 0.1)
+        # The samples are a divisor of all places.
+        flats = (("", ""), (".flatten(1)", ", of any number of axes"))
+        for flat, words in flats if not counts.candidate % counts.reference else ():
+            edit = Edit(source.file, *source.span(node), f"{text}{flat}.sum({axis}).mean()")
+            yield Proposal((edit,), f"each sample is summed before the mean{words}", _NAMED)
 
 
 def _taken_place(fault: Fault, project: Project) -> Iterator[Proposal]:
@@ -409,7 +406,13 @@ def _name_of(project: Project, source: Source, place: ast.AST, number: float) ->
         holder = _held_number(project, source, node) if is_known else None
         if holder is not None and math.isclose(holder, number, rel_tol=_DIGITS):
             places.append(dotted(node))
-    return min(places, key=lambda name: ("accum" not in name.lower(), len(name)), default="")
+    # Of names that hold one number, a quotient is meant for a part of a size.
+    quotients = {name for name in places if any(map(_is_quotient, source.assigned(name)))}
+    return min(places, key=lambda name: ("accum" not in name.lower(), name not in quotients, len(name)), default="")
+
+
+def _is_quotient(node: ast.expr) -> bool:
+    return isinstance(node, ast.BinOp) and isinstance(node.op, (ast.Div, ast.FloorDiv))
 
 
 def _by_names(project: Project, source: Source, place: ast.AST, number: float) -> str:
@@ -512,8 +515,8 @@ def _missing_norm(fault: Fault, project: Project) -> Iterator[Proposal]:
 
     A norm that the candidate's class makes and never calls is called; else one is made.
     """
-    found = _LEFT_OUT.search(fault.words) if fault.kind == "norm_missing" else None
-    layer = None if found is None else _layer_at(fault, found[1])
+    path = fault.values.reference if fault.kind == "norm_missing" and fault.values is not None else ""
+    layer = _layer_at(fault, path)
     if layer is None:
         return
     proposals: list[tuple[tuple[Edit, ...], str]] = []
@@ -754,10 +757,7 @@ def _exchanged(source: Source, former: ast.AST, latter: ast.AST) -> tuple[Edit, 
 
 def _missing_functions(fault: Fault, project: Project) -> Iterator[Proposal]:
     """Yield functions around the layers that still agree, which only the reference calls, as the cause says."""
-    calls = _OTHER_CALLS.search(fault.words)
-    if calls is None:
-        return
-    candidate, reference = (Counter(_CALLED.findall(text)) for text in calls.groups())
+    reference, candidate = fault.calls.map(lambda side: Counter(name for name, _ in side))
     agreeing = fault.partner_of(fault.first.last_agreeing)
     patches: list[tuple[tuple[Edit, ...], str]] = []
     for name in [each for each in reference - candidate if each in UNARY]:

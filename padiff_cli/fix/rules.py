@@ -10,11 +10,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import permutations, product
 
+from padiff.compare.diagnose.kernels import activation_settings
 from padiff.frameworks.catalog import LAYERS, OPTIMIZERS, number_text
 from padiff.model.equivalents import common_kind
 from padiff.records.diagnostic import brief_fault
+from padiff.system.construction import definitions_in
 from padiff.system.frames import Frame
-from padiff_cli.fix.drafts import FIX, LINES, OTHERS, SIGNED, Drafts, called_function
+from padiff_cli.fix.arithmetic import Arithmetic, UnknownError
+from padiff_cli.fix.drafts import FIX, LINES, OTHERS, Drafts, called_function
 from padiff_cli.fix.fault import Fault, nodes_at, parsed_call
 from padiff_cli.fix.hyperparameters import parameter_groups, trainer_arguments
 from padiff_cli.fix.insertions import insertions, literals, places, scaled_terms
@@ -44,18 +47,7 @@ from padiff_cli.fix.vocabulary import (
 
 # Largest cost of two lines that are compared, and of lines that are searched for: others are other lines. Chosen.
 _ALIKE, _NEAR = 6.0, 3.0
-# Causes that name two calls with their arguments: the reference's comes first.
-_TWO_CALLS = re.compile(r"(\w+\([^()]*(?:\([^()]*\)[^()]*)*\)) against (\w+\([^()]*(?:\([^()]*\)[^()]*)*\))")
-# An argument with both values, and calls with an argument that only the reference makes.
-_ARGUMENT = re.compile(r"(\w+)=[\w.+-]+ for the reference's ([\w.+-]*\w)")
-_ONLY_REFERENCE = re.compile(r"only the reference calls (.*?)(?: there|$)")
-_CALLED = re.compile(r"(\w+)\((\w+)=([-+.\w]+)\)")
-_NAMED_CALL = re.compile(r"(\w+)\(\) in `")
 _LAYER_OF = {"interpolate": "Upsample"}
-_OTHER_ORDER = re.compile(
-    r"the candidate calls (\w+)\(\) in `[^`]*`, then (\w+)\(\) in `[^`]*`, where the reference calls (\w+)\(\) in "
-    r"`[^`]*`, then (\w+)\(\) in `"
-)
 _OF_MATH = re.compile(rf"\bmath\.(?:{'|'.join(name for name in dir(math) if name[0] != '_')})\b")
 # Functions that take a class and make none of its objects, or give it arguments already.
 _OF_CLASSES = ("isinstance", "issubclass", "partial")
@@ -89,7 +81,6 @@ class Rules(Drafts):
             *self._numbers(),
             *self._loss_function(),
             *self._arguments(),
-            *self._named_arguments(),
             *self._surplus(),
             *self._swapped(),
             *self._missing_activation(),
@@ -362,21 +353,15 @@ class Rules(Drafts):
         """
         paths = re.findall(r"`([^`]+)`", self._fault.words)
         layer = next((each for each in self._models.layers.reference if each.path in paths), None)
-        number = re.search(rf" of (\w+) ({SIGNED})$", function)
-        # In words a slope has no name of an argument.
-        names = {"slope": "negative_slope"}
-        values = (
-            {names.get(number[1], number[1]): float(number[2])}
-            if number is not None
-            else {}
-            if layer is None
-            else layer.settings
-        )
+        # As settings of layers, an activation's are counted as torch does.
+        values = activation_settings(function) or ({} if layer is None else layer.settings)
         keywords = [
-            ast.keyword(name, ast.Constant(value)) for name, value in values.items() if isinstance(value, (int, float))
+            ast.keyword(name, ast.Constant(value))
+            for name, value in values.items()
+            if isinstance(value, (int, float, str))
         ]
         reference = ast.Call(call.func, [ast.Constant(...)], keywords)
-        match = Matcher((self._framework, self._framework)).match(reference, call)
+        match = Matcher(("torch", self._framework)).match(reference, call)
         yield from self._written(source, match, [each for each in match.changes if each.reference is not None], FIX)
 
     def _missing_activation(self) -> Iterator[Proposal]:
@@ -422,7 +407,7 @@ class Rules(Drafts):
         """Yield the reference's number in the place of the candidate's, where the cause names both."""
         rows: list[list[Proposal]] = []
         for right, own in self._fault.numbers:
-            rows.append([*self._number(right, own)])
+            rows.append([*self._number(right, own), *self._computed_number(right, own)])
             if len(self._fault.numbers) == 1:
                 yield from rows[-1]
             elif own == 1.0:
@@ -451,6 +436,32 @@ class Rules(Drafts):
                 new = number_text(float(text)) if "." in holder.code(value) else text
                 more = 0.0 if k < len(places) else 0.5
                 yield Proposal((Edit(holder.file, start, end, new),), f"the number is {new}", weight + more)
+
+    def _computed_number(self, right: float, own: float) -> Iterator[Proposal]:
+        """Yield the values of literals with which an expression of the function around the line has the reference's
+        number: also as an argument of a single call of the function, where the literal is a default.
+        """
+        source, statement = self._project.statement_at(self.lines.candidate)
+        scope = None if source is None or statement is None else source.function(statement)
+        for node in ast.walk(scope) if scope is not None else ():
+            if source is None or scope is None or not isinstance(node, ast.BinOp):
+                continue
+            arithmetic = Arithmetic(self._project)
+            try:
+                is_it = math.isclose(arithmetic.evaluate(source, node), own, rel_tol=1e-6)
+                solutions = [*arithmetic.solved(source, node, right)] if is_it else []
+            except (UnknownError, TypeError):
+                continue
+            for holder, literal, value in solutions:
+                text = number_text(value)
+                edit = Edit(holder.file, *holder.span(literal), text)
+                yield Proposal((edit,), f"the number is {text}, which gives {right:g}", LINES + 0.8)
+                names = [name for _, name, default in definitions_in(scope) if default is literal]
+                for place, call in self._project.calls(scope.name)[:_NUMBER_PLACES] if names else ():
+                    if not any(each.arg == names[0] for each in call.keywords):
+                        end = place.span(call)[1] - 1
+                        edit = Edit(place.file, end, end, f"{', ' * bool(call.args or call.keywords)}{names[0]}={text}")
+                        yield Proposal((edit,), f"`{names[0]}` is given", LINES + 0.75)
 
     def _loss_function(self) -> Iterator[Proposal]:
         """Yield the reference's loss function of the catalog, for a loss that the candidate writes by hand."""
@@ -520,45 +531,22 @@ class Rules(Drafts):
                 yield Proposal((Edit(source.file, start, end, text),), words, weight)
 
     def _arguments(self) -> Iterator[Proposal]:
-        """Yield the reference's arguments in the place of the candidate's, where the cause names the calls."""
-        sentence = "" if self._first.cause is None else self._first.cause.sentence
-        found = _TWO_CALLS.search(sentence)
-        source, statement = self._project.statement_at(self.lines.candidate)
-        calls = [parsed_call(text) for text in found.groups()] if found is not None else [None]
-        if source is None or statement is None or None in calls:
-            return
-        for node in ast.walk(statement):
-            if isinstance(node, ast.Call) and _may_be(last_name(node.func), last_name(calls[0].func)):  # type: ignore[union-attr]
-                reference = ast.Call(calls[0].func, [ast.Constant(...)], calls[0].keywords)  # type: ignore[union-attr]
-                match = Matcher((self._fault.frameworks[0], self._framework)).match(reference, node)
-                yield from self._written(source, match, [each for each in match.changes if each.kind == "value"], LINES)
-
-    def _named_arguments(self) -> Iterator[Proposal]:
-        """Yield arguments that the cause names with the reference's value, in calls of the function that it names."""
-        wanted: list[tuple[str, str, str]] = [
-            ("", found[1], found[2]) for found in _ARGUMENT.finditer(self._fault.words)
-        ]
-        for text in _ONLY_REFERENCE.findall(self._fault.words):
-            wanted += [(found[1], found[2], found[3]) for found in _CALLED.finditer(text)]
-        for function, argument, text in wanted:
-            value = _parsed_value(text)
-            common = common_argument(argument)
-            if value is None:
-                continue
-            for source, call in self._project.catalog_calls():
-                name = last_name(call.func)
-                if function and common_call(name) != common_call(function):
+        """Yield the reference's arguments of a call that the cause names: on the candidate's line, then elsewhere."""
+        sides = self._fault.calls
+        near = self._project.statement_at(self.lines.candidate)[1]
+        nodes = set() if near is None else {*ast.walk(near)}
+        for function, arguments in sides.reference:
+            is_called = function in [each for each, _ in sides.candidate]
+            names = [common_call(each) for each in (function, _LAYER_OF.get(function, function))]
+            keywords = [ast.keyword(name, value) for name, each in arguments.items() if (value := _plain_value(each))]
+            for source, call in self._project.catalog_calls() if keywords else ():
+                if common_call(last_name(call.func)) not in names:
                     continue
-                for keyword in call.keywords:
-                    if keyword.arg and common_argument(keyword.arg) == common and keyword.arg in KEYWORDS:
-                        change = Change("value", keyword.value, common, value)
-                        yield from self._written(source, Match(0.0), [change], LINES - 0.1)
-            named = _NAMED_CALL.findall(self._fault.words)
-            for source, call in self._project.catalog_calls() if not function else ():
-                name = last_name(call.func)
-                has = any(keyword.arg and common_argument(keyword.arg) == common for keyword in call.keywords)
-                if not has and any(name == each or _LAYER_OF.get(each) == name for each in named):
-                    yield from self._written(source, Match(0.0), [Change("add", call, common, value)], LINES)
+                reference = ast.Call(call.func, [ast.Constant(...)], keywords)
+                match = Matcher((self._fault.frameworks[0], self._framework)).match(reference, call)
+                kinds = ("value", "add") if is_called else ("value",)
+                changes = [each for each in match.changes if each.kind in kinds]
+                yield from self._written(source, match, changes, LINES - 0.1 * (call in nodes))
 
     def _surplus(self) -> Iterator[Proposal]:
         """Yield the candidate's line, or that of a layer that the cause names, without a call or operator of it."""
@@ -585,11 +573,12 @@ class Rules(Drafts):
 
     def _swapped(self) -> Iterator[Proposal]:
         """Yield a function and an operator of the candidate's line in the other order, where the cause names both."""
-        found = _OTHER_ORDER.search(self._fault.words)
+        orders = self._fault.calls.map(lambda side: [common_call(name) for name, _ in side])
         source, statement = self._project.statement_at(self.lines.candidate)
-        if found is None or found[1] != found[4] or found[2] != found[3] or source is None or statement is None:
+        first, last = orders.reference if len(orders.reference) == 2 else ("", "")
+        if first == last or orders.candidate != [last, first] or source is None or statement is None:
             return
-        names = {common_call(found[1]), common_call(found[2])}
+        names = {first, last}
         texts: list[tuple[ast.expr, str]] = []
         for node in ast.walk(statement):
             if isinstance(node, ast.Call) and len(node.args) == 1 and not node.keywords:
@@ -612,7 +601,7 @@ class Rules(Drafts):
             around = source.parents.get(node)
             whole = f"({text})" if isinstance(around, (ast.BinOp, ast.UnaryOp, ast.Attribute)) else text
             start, end = source.span(node)
-            words = f"`{found[3]}` comes before `{found[4]}`"
+            words = f"`{first}` comes before `{last}`"
             yield Proposal((Edit(source.file, start, end, whole),), words, LINES - 0.1)
 
     def _from_sources(self) -> Iterator[Proposal]:
@@ -663,13 +652,10 @@ def _activation_of(words: str) -> str:
     return "leaky_relu" if plain.startswith("leaky") else plain.rpartition(" ")[2]
 
 
-def _parsed_value(text: str) -> ast.expr | None:
-    """Return the number or option that a cause gives an argument in words; `None` for anything else."""
-    try:
-        value = ast.parse(text, mode="eval").body
-    except (SyntaxError, ValueError):
-        return None
-    return value if value_text(value) else None
+def _plain_value(value: object) -> ast.expr | None:
+    """Return a number or an option that a cause gives an argument as code; `None` for anything else."""
+    node = ast.Constant(value) if isinstance(value, (bool, int, float, str)) else None
+    return node if node is not None and value_text(node) else None
 
 
 def _argument_of(key: str) -> str:

@@ -15,7 +15,8 @@ from typing import Any
 
 from padiff.frameworks.catalog import number_text
 from padiff.records import Both
-from padiff_cli.fix.arithmetic import Arithmetic, UnknownError
+from padiff.system.construction import key_of
+from padiff_cli.fix.arithmetic import Arithmetic, UnknownError, defined_function
 from padiff_cli.fix.fault import Fault
 from padiff_cli.fix.source import Edit, Project, Proposal, Source, last_name
 from padiff_cli.fix.vocabulary import common_argument, number_of
@@ -25,6 +26,8 @@ _WEIGHT = 0.9
 # Largest integer that is tried, in multiples of the steps; steps of a search for another number, and the relative error
 # of a rate.
 _AS_LONG, _SEARCHED, _EXACT = 20, 30, 1e-6
+# Largest number of places that read the step.
+_MOST_READS = 6
 # Arguments by place, behind the optimizer or the learning rate, with the defaults.
 _PLACES: dict[str, dict[str, Any]] = {
     "StepLR": {"step_size": None, "gamma": 0.1},
@@ -155,9 +158,90 @@ class Schedule:
                 return float(arithmetic.evaluate(source, given[0]))
         raise UnknownError
 
+    @property
+    def stepping(self) -> list[ast.Name]:
+        """Return the places that read the step in a function of the schedule."""
+        values = [keyword.value for keyword in self.call.keywords if keyword.arg == "lr_lambda"] or self.call.args[1:2]
+        function = defined_function(self.source, values[0]) if values else None
+        if "lr_lambda" not in _PLACES.get(last_name(self.call.func), ()):
+            return []
+        is_function = isinstance(function, (ast.Lambda, ast.FunctionDef)) and function.args.args
+        return _reads(function, function.args.args[-1].arg) if is_function else []  # type: ignore[union-attr,arg-type]
+
+
+@dataclass(frozen=True)
+class Written:
+    """A function of the candidate's source that computes the learning rate of a step.
+
+    Attributes:
+        project: the files.
+        source: the file of the function.
+        function: the function.
+        step: the parameter that is the step.
+    """
+
+    project: Project
+    source: Source
+    function: ast.FunctionDef
+    step: str
+
+    def rates(self, steps: Sequence[int], arithmetic: Arithmetic) -> list[float]:
+        """Return the learning rates of some steps.
+
+        Raises:
+            UnknownError: the function computes something else.
+        """
+        try:
+            return [float(arithmetic.result(self.source, self.function, float(k), self.step)) for k in steps]
+        except (ArithmeticError, TypeError, ValueError) as error:
+            raise UnknownError from error
+
+    @property
+    def stepping(self) -> list[ast.Name]:
+        """Return the places that read the step."""
+        return _reads(self.function, self.step)
+
+
+def _reads(function: ast.AST, name: str) -> list[ast.Name]:
+    nodes = (node for node in ast.walk(function) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load))
+    return [node for node in nodes if node.id == name]
+
+
+def _schedules(project: Project, framework: str) -> list[Schedule | Written]:
+    """Return the schedules of a project, and the functions called where code sets the rate itself; in one order
+    for edited projects.
+    """
+    setting: list[tuple[Source, ast.AST]] = [*project.calls("set_lr")]
+    for source in project:
+        written = [node for node in source.nodes if isinstance(node, ast.Assign)]
+        setting += [(source, node) for node in written if any(map(_is_rate, node.targets))]
+    names = {
+        last_name(node.func)
+        for source, place in setting
+        for node in ast.walk(source.function(place) or source.tree)
+        if isinstance(node, ast.Call)
+    }
+    calls = [Schedule(project, *each, framework) for each in project.catalog_calls("schedule")]
+    functions = [(source, node) for source in project for node in source.nodes if isinstance(node, ast.FunctionDef)]
+    return [
+        *calls,
+        *(
+            Written(project, source, node, each.arg)
+            for source, node in functions
+            for each in node.args.args
+            if node.name in names and each.arg != "self"
+        ),
+    ]
+
+
+def _is_rate(target: ast.expr) -> bool:
+    return isinstance(target, ast.Subscript) and key_of(target) == "lr"
+
 
 def schedule_numbers(fault: Fault, project: Project) -> Iterator[Proposal]:
-    """Yield the number of a schedule with which the candidate has the reference's learning rates in all steps."""
+    """Yield the number of a schedule, or the step before or after it, with which the candidate has the reference's
+    learning rates in all steps.
+    """
     rates = {
         each.step: each.values
         for each in fault.settings
@@ -168,10 +252,46 @@ def schedule_numbers(fault: Fault, project: Project) -> Iterator[Proposal]:
         return
     lines = fault.models.lines.reference
     wanted = [number for key in lines if "#" in key or key == "@scheduler" for number in _numbers_in(lines[key].code)]
-    for source, call in project.catalog_calls("schedule"):
-        schedule = Schedule(project, source, call, fault.frameworks[1])
-        for edit in _edits(schedule, rates, max(fault.length, max(rates) + 1), wanted):
+    length = max(fault.length, max(rates) + 1)
+    for number, schedule in enumerate(_schedules(project, fault.frameworks[1])):
+        target = _target(schedule, rates, length)
+        for edit in _edits(schedule, target, min(rates), wanted) if target else ():
             yield Proposal((edit,), f"the schedule has {edit.text}", _WEIGHT)
+        for edits in _shifts(schedule) if target else ():
+            changed = project.with_edits(edits)
+            later = [] if changed is None else _schedules(changed, fault.frameworks[1])
+            if len(later) > number and _are_equal(_computed(later[number], length), target):
+                yield Proposal(edits, f"the schedule is at {edits[0].text}", _WEIGHT)
+
+
+def _target(schedule: Schedule | Written, rates: Mapping[int, Both[float]], length: int) -> list[float]:
+    """Return the reference's rates of all steps; none if the schedule is another one than the candidate's, or one that
+    does not step with each step.
+    """
+    before = _computed(schedule, length)
+    is_own = before and _are_equal([before[k] for k in rates], [each.candidate for each in rates.values()])
+    return [rates[k].reference if k in rates else rate for k, rate in enumerate(before)] if is_own else []
+
+
+def _computed(schedule: Schedule | Written, length: int) -> list[float]:
+    try:
+        return schedule.rates([*range(length)], Arithmetic(schedule.project))
+    except UnknownError:
+        return []
+
+
+def _are_equal(rates: Sequence[float], others: Sequence[float]) -> bool:
+    return len(rates) == len(others) and all(map(partial(math.isclose, rel_tol=_EXACT), rates, others))
+
+
+def _shifts(schedule: Schedule | Written) -> Iterator[tuple[Edit, ...]]:
+    """Yield edits that take the step before or after: at each place that reads the step, and at all of them."""
+    places = schedule.stepping[:_MOST_READS]
+    for nodes in [*([each] for each in places), *([places] if len(places) > 1 else [])]:
+        for sign in "+-":
+            yield tuple(
+                Edit(schedule.source.file, *schedule.source.span(node), f"({node.id} {sign} 1)") for node in nodes
+            )
 
 
 def _numbers_in(code: str) -> list[float]:
@@ -184,19 +304,11 @@ def _numbers_in(code: str) -> list[float]:
 
 
 def _edits(
-    schedule: Schedule, rates: Mapping[int, Both[float]], length: int, wanted: Sequence[float]
+    schedule: Schedule | Written, target: Sequence[float], first: int, wanted: Sequence[float]
 ) -> Iterator[Edit]:
-    steps = [*range(length)]
-    arithmetic = Arithmetic(schedule.project)
-    try:
-        before = schedule.rates(steps, arithmetic)
-    except UnknownError:
-        return
-    if not all(math.isclose(before[k], each.candidate, rel_tol=_EXACT) for k, each in rates.items()):
-        return  # another schedule, or one that does not step with each step
-    target = [rates[k].reference if k in rates else rate for k, rate in enumerate(before)]
-
-    first = min(rates)
+    """Yield the numbers with which a schedule has some rates, of which a step is the first that differs."""
+    steps, arithmetic = [*range(len(target))], Arithmetic(schedule.project)
+    schedule.rates(steps, arithmetic)
 
     def errors(node: ast.expr, number: float, at: Sequence[int]) -> list[float]:
         try:

@@ -12,7 +12,7 @@ from padiff.dump import open_run
 from padiff.errors import PadiffError, UsageError
 from padiff.model.given_map import GivenMap
 from padiff.records import STAGES, Both, FirstDiff, Report
-from padiff.records.compared import factor_text
+from padiff.records.compared import Diff, factor_text
 from padiff.records.diagnostic import position_text
 from padiff.system.frames import Frame
 from padiff.system.terminal import printable
@@ -388,11 +388,28 @@ def _helps(before: Report, fault: FirstDiff, after: Report) -> bool:
         return False
     if before.first_diff is not None and fault is not before.first_diff:
         # A fault beside the first one: that one stays. What follows from it may fail at more or fewer places.
-        return {_key(each) for each in _faults(after)} < {_key(each) for each in _faults(before)}
+        return not _grows(fault, after) and {_key(each) for each in _faults(after)} < {
+            _key(each) for each in _faults(before)
+        }
     orders = (_order(before, fault), _order(before, first))
     if orders[1] == orders[0] and _is_proven(first) and not _is_proven(fault):
         return True  # of two faults at one place the one that is left is known now
     return orders[1] > orders[0] or (orders[1] == orders[0] and fault.diff is None)
+
+
+def _grows(fault: FirstDiff, after: Report) -> bool:
+    """Return True if the error at the place of a fault is larger than before."""
+    diff, later = fault.diff, _later(fault, after)
+    both = None if diff is None or later is None else (diff.figures, later.figures)
+    return both is not None and None not in both and later.excess > diff.excess  # type: ignore[union-attr]
+
+
+def _later(fault: FirstDiff, after: Report) -> Diff | None:
+    """Return the diff of another comparison at the place of a fault."""
+    if fault.diff is None:
+        return None
+    site = fault.diff.pair.anchor.site
+    return next((each for each in after.diffs if (each.pair.step, each.pair.anchor.site) == (fault.step, site)), None)
 
 
 def _is_proven(first: FirstDiff) -> bool:
@@ -430,14 +447,10 @@ def _proof(fault: FirstDiff, after: Report) -> str:
     before = "not compared" if diff.figures is None else f"{factor_text(diff.excess)} times the limit"
     if diff.problem is not None:
         before = str(diff.problem)
-    site = diff.pair.anchor.site
-    for each in after.diffs:
-        if each.pair.step == fault.step and each.pair.anchor.site == site:
-            if each.figures is None:
-                break
-            text = "equal to the bit" if not each.figures.l2 else f"{each.excess:.2g} times the limit"
-            return f"{printable(place)}: {before} -> {text}"
-    return f"{printable(place)}: {before} -> no difference"
+    later, text = _later(fault, after), "no difference"
+    if later is not None and later.figures is not None:
+        text = "equal to the bit" if not later.figures.l2 else f"{later.excess:.2g} times the limit"
+    return f"{printable(place)}: {before} -> {text}"
 
 
 def _place(project: Project, proposal: Proposal) -> str:

@@ -18,7 +18,7 @@ from typing import Any
 
 import yaml
 
-from padiff.system.construction import definitions_in, is_plain, key_of
+from padiff.system.construction import definitions_in, is_plain, key_of, unpacked
 from padiff.system.frames import Frame
 from padiff_cli.fix.vocabulary import kind_of
 
@@ -246,7 +246,13 @@ class Source:
         """Return the values that are assigned to a variable or an attribute, in the whole file by default."""
         nodes = self.nodes if scope is None else ast.walk(scope)
         assignments = [node for node in nodes if isinstance(node, ast.Assign)] if name else []
-        return [node.value for node in assignments if name in map(dotted, node.targets)]
+        pairs = [(node, *pair) for node in assignments for each in node.targets for pair in unpacked(each, node.value)]
+        # What a call gives is not known part by part.
+        return [
+            value
+            for node, target, value in pairs
+            if dotted(target) == name and (value is not node.value or target in node.targets)
+        ]
 
     def functions(self, name: str) -> list[ast.FunctionDef]:
         """Return the functions and methods of a name."""
@@ -489,14 +495,9 @@ class Project:
                 targets = node.targets if isinstance(node, ast.Assign) else []
                 if isinstance(node, ast.AnnAssign):
                     targets = [node.target]
-                for target in targets:
-                    given = node.value  # type: ignore[attr-defined]
-                    if isinstance(target, ast.Tuple) and isinstance(given, ast.Tuple):
-                        pairs = list(zip(target.elts, given.elts))
-                    else:
-                        pairs = [(target, given)]
-                    for one, expression in pairs:
-                        if isinstance(one, ast.Name) and one.id == name and expression is not None:
+                for target in targets if getattr(node, "value", None) is not None else ():
+                    for one, expression in unpacked(target, node.value):  # type: ignore[attr-defined]
+                        if isinstance(one, ast.Name) and one.id == name:
                             found += self._plain(place, expression, depth)
         return list(dict.fromkeys(found))
 

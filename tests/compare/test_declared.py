@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -12,7 +13,9 @@ import torch
 from kit.trainings import optimizer_of, paddle_net, trained
 
 import padiff
-from padiff.compare.declared.layers import optimizer_fix, parameter_test
+from padiff.align.alignment import LayerPair
+from padiff.compare.declared.layers import differing, optimizer_fix, parameter_test
+from padiff.records import Layer
 
 #: One rule in the words of both, set alike.
 RULES = {
@@ -392,3 +395,16 @@ def test_a_padding_mode_says_nothing_of_a_layer_that_does_not_pad():
         return rec.run
 
     assert padiff.compare_runs(run(False), run(True)).outcome == "match"
+
+
+def test_what_is_counted_in_a_mean_says_nothing_without_padding():
+    image = torch.randn(1, 1, 7, 7)
+    means = [torch.nn.AvgPool2d(2, ceil_mode=True, count_include_pad=counts)(image) for counts in (True, False)]
+    assert torch.equal(*means)  # the windows at the end are smaller
+    layers = [
+        Layer("pool", "AvgPool2d", "avgpool2d", settings={"padding": 0, "ceil_mode": True, "count_include_pad": counts})
+        for counts in (True, False)
+    ]
+    assert differing(LayerPair(*layers, "names")) == []
+    padded = [replace(layer, settings={**layer.settings, "padding": [0, 1]}) for layer in layers]
+    assert differing(LayerPair(*padded, "names")) == ["count_include_pad"]

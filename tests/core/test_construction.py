@@ -478,6 +478,19 @@ def test_a_rate_that_code_sets_itself_is_the_schedule(tmp_path):
     assert "@scheduler" not in lines_of(tmp_path, source, {"(root)": "Net"})
 
 
+def test_a_rate_that_a_call_sets_is_the_schedule(tmp_path):
+    source = """
+        class Net: pass
+        def rate(step):
+            return 0.1 * step
+        for step in range(3):
+            opt.set_lr(rate(step))
+    """
+    assert lines_of(tmp_path, source, {"(root)": "Net"})["@scheduler"] == "opt.set_lr(rate(step))"
+    source += "        opt.set_lr(2)\n"
+    assert "@scheduler" not in lines_of(tmp_path, source, {"(root)": "Net"})
+
+
 def test_the_line_that_registers_a_buffer_is_found(tmp_path):
     source = """
         class Net:

@@ -8,7 +8,7 @@ from kit.trainings import optimizer_of, trained
 from torch import nn
 
 from padiff.compare import compare_runs
-from padiff_cli.fix.session import _helps
+from padiff_cli.fix.session import _grows, _helps
 
 pytestmark = pytest.mark.slow
 
@@ -39,6 +39,12 @@ def test_one_of_two_settings_that_is_right_now_is_progress(report_of):
 def test_a_setting_that_is_wrong_otherwise_is_none(report_of, after):
     before = report_of(lr=2e-2, betas=(0.9, 0.999))
     assert not _helps(before, before.first_diff, report_of(**after))
+
+
+def test_a_larger_error_at_the_place_of_a_fault_is_none(report_of):
+    fault = report_of(lr=2e-2).first_diff
+    assert _grows(fault, report_of(lr=3e-2))
+    assert not _grows(fault, report_of(lr=1.5e-2)) and not _grows(fault, report_of())
 
 
 class Ended(nn.Module):

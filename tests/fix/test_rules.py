@@ -127,7 +127,47 @@ _BEFORE_SUM = Cause(
 CLIPPED = PADDLE.replace("optimizer =", "clip = paddle.nn.ClipGradByNorm(0.1)\noptimizer =").replace(
     "    parameters=net.parameters(),\n", "    parameters=net.parameters(),\n    grad_clip=clip,\n"
 )
+
+
+def calls(*functions: str, **arguments: object) -> tuple:
+    return tuple((function, arguments) for function in functions)
+
+
 CASES = {
+    "an argument of a call, in the other framework's words": (
+        {"text": "y = F.softmax(x, axis=1)\n", "at": "softmax", "framework": "paddle",
+         "cause": Cause("call_arguments", "", values=Both(calls("softmax", dim=-1), calls("softmax", axis=1)))},
+        ["-y = F.softmax(x, axis=1)", "+y = F.softmax(x, axis=-1)"],
+    ),
+    "an argument that a call does not give": (
+        {"text": "up = nn.Upsample(scale_factor=2, mode='bilinear')\ny = up(x)\n", "at": "y =", "framework": "paddle",
+         "cause": Cause("align_corners", "", values=Both(calls("interpolate", align_corners=True),
+                                                         calls("interpolate", align_corners=False)))},
+        ["-up = nn.Upsample(scale_factor=2, mode='bilinear')",
+         "+up = nn.Upsample(scale_factor=2, mode='bilinear', align_corners=True)"],
+    ),
+    "a default that one call changes": (
+        {"text": "def bce(z, real, smooth=0.0):\n    y = torch.ones(4) * (1.0 - smooth) if real else torch.zeros(4)\n"
+                 "    return F.binary_cross_entropy_with_logits(z, y)\nl = bce(D(x), True) + bce(D(y), False)\n",
+         "at": "return", "stage": "loss", "cause": Cause("label_value", "", values=Both(0.9, 1.0))},
+        ["-l = bce(D(x), True) + bce(D(y), False)", "+l = bce(D(x), True, smooth=0.1) + bce(D(y), False)"],
+    ),
+    "a number of which another one is computed": (
+        {"text": "def loss(a, b, alpha=0.3):\n    return (1 - alpha) * a.mean() + b\n", "at": "return", "stage": "loss",
+         "cause": Cause("loss_term_weight", "", values=Both(0.9, 0.7))},
+        ["-def loss(a, b, alpha=0.3):", "+def loss(a, b, alpha=0.1):"],
+    ),
+    "the size of a head, not the number of heads": (
+        {"text": "class A:\n    def __init__(self, d, h):\n        self.h, self.size = h, d // h\n"
+                 "    def forward(self, q, k, d):\n        return softmax(q @ k * d ** -0.5)\na = A(16, 4)\nf(d=16)\n",
+         "at": "return", "cause": Cause("attention_scale", "", values=Both(0.5, 0.25))},
+        ["-        return softmax(q @ k * d ** -0.5)", "+        return softmax(q @ k * self.size ** -0.5)"],
+    ),
+    "a dropout that drops nothing": (
+        {"text": "drop = nn.Dropout(p=0.0)\ny = drop(x)\n", "at": "y =",
+         "cause": Cause("missing_call", "", values=Both(calls("dropout", p=0.1), ()))},
+        ["-drop = nn.Dropout(p=0.0)", "+drop = nn.Dropout(p=0.1)"],
+    ),
     "a clip that a variable holds": (
         {"cause": Cause("clip", "gradients are clipped differently",
                         fix="paddle.optimizer.Adam(..., grad_clip=paddle.nn.ClipGradByGlobalNorm(0.1))"),
@@ -220,14 +260,12 @@ CASES = {
     ),
     "a function before a sum": (
         {"text": "import torch.nn.functional as F\ny = F.silu(x + skip)\n", "at": "silu",
-         "cause": Cause("order", "the candidate calls add() in `dec1`, then swish() in `dec1`, where the reference "
-                        "calls swish() in `u1`, then add() in `u1`")},
+         "cause": Cause("code", "", values=Both(calls("swish", "add"), calls("add", "swish")))},
         ["-y = F.silu(x + skip)", "+y = F.silu(x) + skip"],
     ),
     "a function behind a sum": (
         {"text": "import torch.nn.functional as F\ny = F.silu(x) + skip\n", "at": "silu",
-         "cause": Cause("order", "the candidate calls swish() in `dec1`, then add() in `dec1`, where the reference "
-                        "calls add() in `u1`, then swish() in `u1`")},
+         "cause": Cause("code", "", values=Both(calls("add", "swish"), calls("swish", "add")))},
         ["-y = F.silu(x) + skip", "+y = F.silu(x + skip)"],
     ),
     "an activation by its name": (
@@ -423,10 +461,37 @@ CASES = {
          "cause": Cause("reduction", "a term of the loss is divided by all 48 places", values=Both(8.0, 48.0))},
         ["-kl = (1 + v - m).mean()", "+kl = (1 + v - m).sum(axis=1).mean()"],
     ),
+    "the mean of each sample": (
+        {"text": "kl = (1 + v - m).mean(-1).mean()\n", "framework": "paddle", "at": "kl", "stage": "loss",
+         "cause": Cause("reduction", "a term of the loss is divided by all 48 places", values=Both(8.0, 48.0))},
+        ["-kl = (1 + v - m).mean(-1).mean()", "+kl = (1 + v - m).sum(-1).mean()"],
+    ),
+    "a mean of the mean of each sample, as functions": (
+        {"text": "kl = torch.mean(torch.sum(1 + v, dim=1))\n", "at": "kl", "stage": "loss",
+         "cause": Cause("reduction", "a term of the loss is divided by the 8 samples", values=Both(48.0, 8.0))},
+        ["-kl = torch.mean(torch.sum(1 + v, dim=1))", "+kl = torch.mean(torch.mean(1 + v, dim=1))"],
+    ),
+    "the form of a layer's GELU": (
+        {"text": "def mlp(n):\n    return nn.Sequential(nn.Linear(n, n), nn.GELU(), nn.Linear(n, n))\n",
+         "framework": "paddle", "at": "nn.GELU",
+         "cause": Cause("activation", "another form", values=Both("tanh-form GELU", "exact GELU"))},
+        ["-    return nn.Sequential(nn.Linear(n, n), nn.GELU(), nn.Linear(n, n))",
+         "+    return nn.Sequential(nn.Linear(n, n), nn.GELU(approximate=True), nn.Linear(n, n))"],
+    ),
+    "the form of GELU of a call": (
+        {"text": "def f(x):\n    return F.gelu(x, approximate='tanh')\n", "at": "F.gelu",
+         "cause": Cause("activation", "another form", values=Both("exact GELU", "tanh-form GELU"))},
+        ["-    return F.gelu(x, approximate='tanh')", "+    return F.gelu(x, approximate=\"none\")"],
+    ),
+    "the number of ELU of a layer": (
+        {"text": "act = nn.ELU(alpha=1.0)\n", "at": "nn.ELU", "framework": "paddle",
+         "cause": Cause("activation", "another form", values=Both("ELU of alpha 0.5", "ELU"))},
+        ["-act = nn.ELU(alpha=1.0)", "+act = nn.ELU(alpha=0.5)"],
+    ),
     "the sum of each sample": (
         {"text": "kl = torch.mean((1 + v).sum(dim=1))\n", "at": "kl", "stage": "loss",
          "cause": Cause("reduction", "a term of the loss is divided by the 8 samples", values=Both(48.0, 8.0))},
-        ["-kl = torch.mean((1 + v).sum(dim=1))", "+kl = (1 + v).mean()"],
+        ["-kl = torch.mean((1 + v).sum(dim=1))", "+kl = torch.mean((1 + v).mean(dim=1))"],
     ),
     "an argument by place, where its value is defined": (
         {"text": "from torch import nn\nclass N:\n    def __init__(self, a):\n        self.act = nn.LeakyReLU(a)\n"
@@ -457,8 +522,7 @@ CASES = {
         {"text": "import torch.nn.functional as F\nclass N:\n    def forward(self, x, y):\n"
              "        return self.net(x) @ self.net(y).t()\n",
          "last": ("enc.out", "net.out"),
-         "cause": Cause("code", "the candidate calls matmul() in `(root)`, where the reference calls the first "
-                        "normalize() in `(root)`, then the second normalize() in `(root)`, then matmul() in `(root)`")},
+         "cause": Cause("code", "", values=Both(calls("normalize", "normalize", "matmul"), calls("matmul")))},
         ["-        return self.net(x) @ self.net(y).t()",
          "+        return F.normalize(self.net(x)) @ F.normalize(self.net(y)).t()"],
     ),

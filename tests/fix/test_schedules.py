@@ -31,7 +31,31 @@ def edits(code, right, own, framework="paddle", length=STEPS):
     return [project.with_edits(each.edits).get("train.py").text for each in schedule_numbers(fault, project)]
 
 
+WRITTEN = """def lr_at(step, args):
+    if step < args.warmup:
+        return args.lr * step / args.warmup
+    return args.lr * 0.5 * (1.0 + math.cos(math.pi * (step - args.warmup) / 8))
+args = dict(warmup=4, lr=0.1)
+for step in range(9):
+    opt.set_lr(lr_at(step, args))
+"""
+
+
+def _written(k, more):
+    return 0.1 * (k + more) / 4 if k < 4 else 0.05 * (1 + math.cos(math.pi * (k - 4) / 8))
+
+
 CASES = {
+    "a warm-up of a function that begins with the first step": (
+        WRITTEN, lambda k: _written(k, 1), lambda k: _written(k, 0), "args.lr * step", "args.lr * (step + 1)",
+    ),
+    "a number of a function": (
+        WRITTEN, lambda k: 3 * _written(k, 0), lambda k: _written(k, 0), "lr=0.1", "lr=0.3",
+    ),
+    "a warm-up of a lambda": (
+        "s = LambdaDecay(0.1, lambda k: min(1.0, k / 4))\n",
+        lambda k: 0.1 * min(1.0, (k + 1) / 4), lambda k: 0.1 * min(1.0, k / 4), "1.0, k", "1.0, (k + 1)",
+    ),
     "the length of a warm-up, an option's default": (
         'cli.add_argument("--warmup", default=5)\n'
         "s = LinearWarmup(opts.lr, warmup_steps=opts.warmup, start_lr=0.1, end_lr=0.5)\nlr = 0.5\n",

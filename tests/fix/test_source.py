@@ -56,6 +56,7 @@ def test_the_diff_is_one_that_patch_applies(text, tmp_path):
 
 DEFINED = {
     "a variable": ("EPS = 1e-5\nnorm(eps=EPS)\n", "EPS", ["1e-5"]),
+    "one of two attributes of a class": ("class A:\n    M, S = 0.5, 0.25\nscale(A.S)\n", "A.S", ["0.25"]),
     "one of two variables": ("A, EPS = 1, 1e-5\nnorm(eps=EPS)\n", "EPS", ["1e-5"]),
     "an entry": ("CFG = {'eps': 1e-5}\nnorm(eps=CFG['eps'])\n", "CFG['eps']", ["1e-5"]),
     "a keyword of dict": ("CFG = dict(eps=1e-5)\nnorm(eps=CFG['eps'])\n", "CFG['eps']", ["1e-5"]),

@@ -24,6 +24,7 @@ from padiff.records.diagnostic import (
     _like_reference,
     _named_as_made,
     _span,
+    _starts_otherwise,
     _unchecked,
     _with_number,
     _with_reference_part,
@@ -719,3 +720,9 @@ def test_a_number_of_lines_that_make_the_data_is_taken_over_from_the_other_frame
 def test_a_weight_of_a_loss_is_a_factor_or_a_value_and_no_summand(code, fix):
     cause = Cause("loss_term_weight", "the weight of a term of the loss is 1 for the reference's 0.2", True)
     assert _with_number(CodeLine("train.py", 1, code, None), cause) == fix
+
+
+@pytest.mark.parametrize(("rate", "differs"), [("3e-3", False), ("2e-3", True)])
+def test_optimizers_start_otherwise_where_the_candidate_has_a_number_of_its_own(rate, differs):
+    lines = ("AdamW(net.parameters(), lr=3e-3, betas=(0.9, 0.95))", f'add_argument("--lr", default={rate})')
+    assert _starts_otherwise(Both(*(Frame("train.py", 1, "", line) for line in lines))) is differs

@@ -508,6 +508,95 @@ def test_the_line_that_chooses_the_parameters_of_a_group_is_shown(found):
     assert fault.fix.text == 'SPARED = ("bias",)'
 
 
+# Both write a chain of layers, one of them with a function in its midst.
+CALLED = """
+import padiff, torch
+from torch import nn
+import torch.nn.functional as F
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 16), nn.Linear(16, 2)
+
+    def forward(self, x):
+        return self.b(F.gelu(self.a(x), approximate="tanh"))
+
+torch.manual_seed(0)
+net = Net()
+with padiff.record(net, "RUN") as rec:
+    net(torch.randn(8, 4)).square().mean().backward()
+    rec.try_dump()
+"""
+CHAINED = """
+import padiff, torch
+from torch import nn
+
+def mlp(width):
+    return nn.Sequential(
+        nn.Linear(4, width),
+        nn.GELU(),
+        nn.Linear(width, 2),
+    )
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = mlp(16)
+
+    def forward(self, x):
+        return self.body(x)
+
+net = Net()
+padiff.start_from("REFERENCE", net)
+torch.manual_seed(0)
+_ = nn.Linear(4, 16), nn.Linear(16, 2)
+with padiff.record(net, "RUN") as rec:
+    net(torch.randn(8, 4)).square().mean().backward()
+    rec.try_dump()
+"""
+
+
+def test_a_function_for_a_layer_of_a_chain_is_shown_where_the_layer_is_made(found):
+    fault = found(CALLED, "nn.GELU()", "nn.GELU(approximate='none')", CHAINED)
+    assert fault.cause.kind == "activation" and fault.cause.proven
+    assert fault.places.reference.code == 'return self.b(F.gelu(self.a(x), approximate="tanh"))'
+    assert fault.places.candidate.code == "nn.GELU(approximate='none'),"
+
+
+# The reference calls a function, the candidate a layer of the framework's that calls the function.
+RESIZED = """
+import padiff, torch
+from torch import nn
+import torch.nn.functional as F
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a = nn.Conv2d(2, 3, 3)
+
+    def forward(self, x):
+        return F.interpolate(self.a(x), scale_factor=2, mode="bilinear", align_corners=False)
+
+torch.manual_seed(0)
+net = Net()
+with padiff.record(net, "RUN") as rec:
+    net(torch.randn(2, 2, 6, 6)).square().mean().backward()
+    rec.try_dump()
+"""
+UPSAMPLED = (
+    RESIZED.replace("nn.Conv2d(2, 3, 3)", "nn.Conv2d(2, 3, 3)\n        self.up = UP")
+    .replace('F.interpolate(self.a(x), scale_factor=2, mode="bilinear", align_corners=False)', "self.up(self.a(x))")
+    .replace("UP", 'nn.Upsample(None, 2, "bilinear", True)', 1)
+)
+
+
+def test_an_argument_of_a_layer_of_the_framework_is_shown_where_the_layer_is_made(found):
+    fault = found(RESIZED, "self.up = nn", "self.up  = nn", UPSAMPLED)
+    assert "align_corners" in fault.cause.text
+    assert fault.places.candidate.code == 'self.up  = nn.Upsample(None, 2, "bilinear", True)'
+
+
 # The epsilon of paddle's RMSProp is inside of the root: no number there gives torch's.
 ROOTED = TORCH.replace("Adam(net.parameters(), lr=0.01, weight_decay=0.1)", "RMSprop(net.parameters(), 0.01, eps=1e-3)")
 # Paddle counts the ignored rows of negative labels in the mean.

@@ -279,7 +279,7 @@ def _equal(name: str, a: object, b: object) -> bool:
 
 def _pads(layer: Layer) -> bool:
     padding = layer.settings.get("padding")
-    return bool((any(padding) if isinstance(padding, list) else padding) or layer.settings.get("ceil_mode"))
+    return bool(any(padding) if isinstance(padding, list) else padding)
 
 
 # Numbers of input and output features.

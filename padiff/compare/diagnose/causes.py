@@ -13,7 +13,7 @@ from padiff.align import Alignment, LayerPair
 from padiff.compare.declared.layers import layer_fix
 from padiff.compare.diagnose.place import Calls, Place
 from padiff.compare.diagnose.settings import cause_around, cause_in_settings
-from padiff.compare.diagnose.traced import Graph, called, calls_text
+from padiff.compare.diagnose.traced import Graph, call_value, called, calls_text
 from padiff.compare.judge.missing_records import whole_stage_missing
 from padiff.compare.judge.site_facts import key_of
 from padiff.compare.measure.operands import operands
@@ -544,7 +544,7 @@ def cause_of_calls(calls: Calls) -> Cause | None:
     texts, lines = both.map(called), both.map(lambda call: call.line)
     if calls.given_otherwise:
         text = f"{texts.reference} against {texts.candidate}, though the same goes in"
-        return Cause("call_arguments", text, lines=lines)
+        return Cause("call_arguments", text, lines=lines, values=both.map(lambda call: (call_value(call),)))
     return Cause("call", f"{texts.reference} gives something else, though the same goes in", lines=lines)
 
 
@@ -555,7 +555,8 @@ def _one_sided(only: Both[tuple[TracedCall, ...]]) -> Cause | None:
         return None
     texts = only.map(calls_text)
     if not only.candidate:
-        return Cause("missing_call", f"only the reference calls {texts.reference} there")
+        values = only.map(lambda calls: tuple(map(call_value, calls)))
+        return Cause("missing_call", f"only the reference calls {texts.reference} there", values=values)
     text = f"only the candidate calls {texts.candidate} there"
     return Cause("surplus_call", text, lines=Both(None, only.candidate[0].line))
 

@@ -93,11 +93,22 @@ def act(x: np.ndarray, function: str, number: float | None = None) -> np.ndarray
 
 #: The name of the number of an activation.
 ACTIVATION_NUMBERS = {"leaky ReLU": "slope", "ELU": "alpha", "softplus": "beta"}
+# The argument of GELU for each of its forms, and of numbers that have other names in words.
+_FORMS = {"exact GELU": "none", "tanh-form GELU": "tanh"}
+_ARGUMENTS = {"slope": "negative_slope"}
 _WITH_NUMBER: Mapping[str, Callable[[np.ndarray, float], np.ndarray]] = {
     "leaky ReLU": lambda x, slope: np.where(x > 0, x, slope * x),
     "ELU": lambda x, alpha: np.where(x > 0, x, alpha * np.expm1(np.minimum(x, 0))),
     "softplus": lambda x, beta: np.logaddexp(0, beta * x) / beta,
 }
+
+
+def activation_settings(function: str) -> dict[str, float | str]:
+    """Return the arguments of torch's layer for an activation in words, such as ``leaky ReLU of slope 0.1``."""
+    if function in _FORMS:
+        return {"approximate": _FORMS[function]}
+    words = function.split(" of ")[-1].split()
+    return {_ARGUMENTS.get(words[0], words[0]): float(words[1])} if words[0] in ACTIVATION_NUMBERS.values() else {}
 
 
 def einsum(*operands: np.ndarray, equation: str) -> np.ndarray:

@@ -69,7 +69,7 @@ def labels_cause(diff: Diff, role: str, calls: Both[LossCall] | None) -> Cause:
         if values is not None:
             target, number = (f"{value:.6g}" for value in values)
             text = f"the loss is of other {what}: each that is not equal is {number} for the reference's {target}"
-            return Cause("label_value", text, proven, evidence)
+            return Cause("label_value", text, proven, evidence, values=Both(*values))
         if ratio is not None:
             text = f"the {what} that the loss is of are {times(ratio)}: another normalisation"
         elif power is not None:

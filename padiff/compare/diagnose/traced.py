@@ -434,13 +434,19 @@ def called(call: TracedCall) -> str:
     return f"{call.function}({text})" if call.function else f"{call.layer_type}({text}) in `{call.layer}`"
 
 
+def call_value(call: TracedCall) -> tuple[str, dict[str, Any]]:
+    """Return a call as a value of a cause: its function, or the type of its layer, and the arguments that count."""
+    arguments = {name: value for name, value in call.arguments.items() if name not in _IDLE}
+    return call.function or call.layer_type, arguments
+
+
 def arguments_text(call: TracedCall, usual: bool = True) -> list[str]:
     """Return the arguments of a call that are no tensors, each as code.
 
     Args:
         usual: False to leave out arguments that are not set, or False.
     """
-    arguments = {name: value for name, value in call.arguments.items() if name not in _IDLE}
+    _, arguments = call_value(call)
     unset = {name for name, value in arguments.items() if value is None or value is False or value == "none"}
     return [_given(*each) for each in arguments.items() if usual or each[0] not in unset]
 

@@ -491,6 +491,8 @@ def _by_nodes(
             text_besides, surplus = _besides(sheet, candidate, *between[0])
             if surplus and texts == [text_besides]:
                 kind, names = "activation_added", Both("", surplus)
+            if names is None and len(texts) == 1:
+                names = _functions(sheet, candidate, *between[0])
             at, other = map(min, groups[0])
             # Of many differences in what two authors wrote, most are no fault.
             few = text.count("; ") < _PARTS and not any(_takes_prepared(candidate, b[1], data[1]) for b in between)
@@ -902,6 +904,15 @@ def _text(sheet: FormulaView, candidate: FormulaView, own: Sequence[int], others
     if texts[0] == texts[1] and len(calls[0]) == 1:  # one call, which its arguments tell from the other one
         texts = [called(view.graph.trace.calls[view.nodes[nodes[0]].about]) for view, nodes in sides]
     return f"the candidate calls {texts[1]}, where the reference calls {texts[0]}"
+
+
+def _functions(sheet: FormulaView, candidate: FormulaView, own: Sequence[int], others: Sequence[int]) -> Both[Any]:
+    """Return the functions of some calls of both sides, as values of a cause."""
+    sides = Both((sheet, own), (candidate, others))
+    calls = sides.map(
+        lambda side: {side[0].where(k): side[0].function(k) for k in side[1] if side[0].nodes[k].operation}
+    )
+    return calls.map(lambda functions: tuple((function, {}) for function in functions.values()))
 
 
 def _besides(sheet: FormulaView, candidate: FormulaView, own: Sequence[int], others: Sequence[int]) -> tuple[str, str]:

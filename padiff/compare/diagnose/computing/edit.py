@@ -352,7 +352,7 @@ def _layers(sheet: FormulaView) -> Iterator[Edit]:
         norm = norm or any(sheet.nodes[k].operation in _NORMS for k in sheet.formula.above(output, 2))
         text = f"layer `{call.layer}` ({call.layer_type}) is left out there: what goes into it is handed on without it"
         kind, name = ("norm_missing", "a normalisation") if norm else ("layer_missing", "a layer")
-        yield Edit(kind, name, text, {output: instead(source)}, 0, at=output)
+        yield Edit(kind, name, text, {output: instead(source)}, 0, at=output, values=Both(call.layer, ""))
     yield from _turns(sheet)
 
 

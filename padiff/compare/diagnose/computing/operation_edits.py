@@ -250,7 +250,9 @@ def _corners(sheet: FormulaView, k: int, usual: bool | Mapping[str, bool] = Fals
     text = f"align_corners={corners} for the reference's {not corners} ({sheet.where(k)})"
     argument = Argument(dict.fromkeys(FRAMEWORKS, "align_corners"), not corners, corners, usual)
     change = {k: given(sheet, k, corners=corners)}
-    return Edit("align_corners", "align_corners", text, change, 0, at=k, argument=argument)
+    function = sheet.function(k)
+    values = Both(*(((function, {"align_corners": each}),) for each in (not corners, corners)))
+    return Edit("align_corners", "align_corners", text, change, 0, at=k, argument=argument, values=values)
 
 
 def _looked_up(sheet: FormulaView, k: int) -> Iterator[Edit]:

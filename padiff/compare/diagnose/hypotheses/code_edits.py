@@ -147,9 +147,22 @@ class Case:
     def _lines(self, found: Found) -> Both[Frame | None]:
         """Return the lines of both sides' code that an edit is about; `None` where not known."""
         other = self.sheets.swapped(found.surplus).candidate
-        line = found.sheet.maker(found.edit.at if found.edit.at >= 0 else found.sheet.last)
-        other_line = None if other is None else self._other_line(found, other)
-        return Both(line, other_line).swapped(found.surplus)
+        at = found.edit.at if found.edit.at >= 0 else found.sheet.last
+        lines = Both(found.sheet.maker(at), None if other is None else self._other_line(found, other))
+        partner = None if other is None else self._partner(found, other)
+        if other is not None and partner is not None and found.edit.at >= 0:
+            # A layer of the framework's for a function that the other side calls is shown where it is made.
+            calls = Both(
+                (found.sheet.function(at), found.sheet.layer(at)), (other.function(partner), other.layer(partner))
+            )
+            made = (
+                self.scene.runs.swapped(found.surplus)
+                .zip(calls)
+                .map(lambda side: None if side[1][0] else side[0].info.lines.get(side[1][1]))
+            )
+            is_mixed = bool(calls.reference[0]) != bool(calls.candidate[0])
+            lines = made.zip(lines).map(lambda side: side[0] or side[1]) if is_mixed else lines
+        return lines.swapped(found.surplus)
 
     def _other_line(self, found: Found, other: FormulaView) -> Frame | None:
         """Return the other side's line that belongs to an edited node: of the partner's call; if the other side makes

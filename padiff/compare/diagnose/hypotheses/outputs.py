@@ -284,8 +284,6 @@ _COARSE = {"bfloat16": 2.0**-5, "float16": 2.0**-8}
 _MORE = "a missing or an extra activation"
 # Numbers too common to be recognized as the root of a size in the run.
 _ANYBODYS = (1.0, 2.0, 3.0, 4.0)
-# The argument of GELU for each of its forms.
-_FORMS = {"exact GELU": "none", "tanh-form GELU": "tanh"}
 # Largest difference of the share of dropped elements from the rate, in standard deviations.
 _BY_CHANCE = 5.0
 
@@ -306,10 +304,11 @@ def hypotheses(scene: DiffContext) -> Iterator[Hypothesis | Cause]:
 
 
 def _form_fix(scene: DiffContext, expected: str, name: str) -> str:
-    """Return the call that makes the candidate's layer with the reference's form of GELU; empty for other functions."""
-    if scene.layers is None or expected not in _FORMS or name not in _FORMS:
+    """Return the call that makes the candidate's layer with the reference's setting of the same function; else ""."""
+    settings = [kernels.activation_settings(each) for each in (expected, name)]
+    if scene.layers is None or not settings[0] or settings[0].keys() != settings[1].keys():
         return ""
-    return layer_fix(scene.frameworks.candidate, scene.layers.candidate, "approximate", _FORMS[expected])
+    return layer_fix(scene.frameworks.candidate, scene.layers.candidate, *next(iter(settings[0].items())))
 
 
 def _activation(scene: DiffContext, output: Output) -> Iterator[Hypothesis]:
