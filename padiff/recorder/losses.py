@@ -111,7 +111,8 @@ class Losses:
         self._scales: set[float] = set()
         self._set: dict[tuple[tuple[str, Any], ...], None] = {}
         self._clips: dict[tuple[tuple[str, Any], ...], None] = {}
-        self._stepped = False
+        #: Numbers of backwards after which an optimizer has stepped.
+        self._stepped: set[int] = set()
 
     def follow(self, nodes: Sequence[Node], chosen: frozenset[str]) -> None:
         """Replace the model's layers and the paths of the recorded ones."""
@@ -214,7 +215,7 @@ class Losses:
 
     def stepped(self) -> None:
         """Note that an optimizer has stepped: the settings then report clipping as ``none`` if nothing was clipped."""
-        self._stepped = True
+        self._stepped.add(len(self._starts))
 
     # -- records -------------------------------------------------------------------------------------------
 
@@ -314,7 +315,7 @@ class Losses:
         The loss is known if each micro-batch has exactly one scalar loss and backward began at this scalar, or at
         the scalar times the loss scale. In a step of one micro-batch it is the sum of all scalars at which a backward
         began. If one backward began in the step, its scalar is the loss of all calls of the model: a sum of terms, or
-        one loss of several.
+        one loss of several. Of several backwards with an update each, the scalar of each is a loss.
 
         Args:
             evaluated: True if the step has calls in evaluation mode with gradients, besides those in training mode.
@@ -337,12 +338,18 @@ class Losses:
         scalars = [
             each for each in losses if not isinstance(each.taken, SkippedTensor) and math.prod(each.taken.shape) == 1
         ]
-        if len(scalars) != micro_batches or len(scalars) != len(losses):
-            return
-        if any(each.backwards != 1 for each in scalars) and not self._is_scaled(scalars, loss_scale):
-            return
-        for number, each in reversed(list(enumerate(scalars))):
-            self._records.loop("loss", "loss", each.taken, number, place=each.place)
+        if len(scalars) == micro_batches == len(losses) and all(
+            each.backwards == 1 for each in scalars
+        ) | self._is_scaled(scalars, loss_scale):
+            for number, each in reversed(list(enumerate(scalars))):
+                self._records.loop("loss", "loss", each.taken, number, place=each.place)
+        elif loss_scale == 1 and len(self._starts) == backwards and not evaluated and self._is_apart():
+            for number, (place, tensor) in reversed(list(enumerate(self._starts))):
+                self._records.loop("loss", "loss", self._records.copier.take_later(tensor), number, place=place)
+
+    def _is_apart(self) -> bool:
+        """Return True if an optimizer has stepped between each two backwards: they are no parts of one update."""
+        return {*range(1, len(self._starts))} <= self._stepped
 
     def _add_up(self) -> None:
         """Record the sum of all scalars at which a backward pass began."""

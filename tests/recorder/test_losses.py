@@ -504,6 +504,17 @@ def test_the_loss_is_what_the_only_backward_began_at(kit):
         rec.try_dump()
     assert losses(rec) == {0: pytest.approx(float(kit.numpy(first)) + float(kit.numpy(second)), rel=1e-6)}
     assert losses(rec, 1) == {}
+    # Of several backwards with an update each, it is each one's.
+    model = net(kit)
+    optimizer, expected = kit.sgd(model.parameters()), {}
+    with padiff.record(model, optimizer=optimizer) as rec:
+        for k in range(2):
+            value = loss(model(kit.tensor(X))) / 2
+            value.backward()
+            expected[k] = float(kit.numpy(value))
+            optimizer.step()
+        rec.try_dump()
+    assert losses(rec) == expected and expected[0] != expected[1]
     model = net(kit)
     with padiff.record(model) as rec:
         value = loss(model(kit.tensor(X)))
