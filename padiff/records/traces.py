@@ -103,6 +103,11 @@ class TracedCall:
     cut: bool = False
 
     @property
+    def name(self) -> tuple[str, int, str]:
+        """Return the layer, the number of its call, and the function: what further calls of the function share."""
+        return self.layer, self.call, self.function
+
+    @property
     def chooses(self) -> bool:
         """Return True if the call chooses values, and does not only hold them within bounds."""
         return self.choice is not None and self.choice.rows > 0

@@ -488,8 +488,7 @@ def _reshapes_alike(calls: Both[TracedCall], graphs: Both[Graph]) -> bool:
 
 
 def _alike(call: TracedCall, graph: Graph) -> list[TracedCall]:
-    name = call.layer, call.call, call.function
-    return [each for each in graph.trace.calls if (each.layer, each.call, each.function) == name]
+    return [each for each in graph.trace.calls if each.name == call.name]
 
 
 def _repeated(calls: Sequence[TracedCall], graphs: Both[Graph]) -> Both[TracedCall] | None:

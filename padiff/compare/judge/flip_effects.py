@@ -11,7 +11,7 @@ import numpy as np
 
 from padiff.compare.choices import Flips, Swaps, reached
 from padiff.frameworks.catalog import LOOKING
-from padiff.records import LOOP, Operand, Trace, TracedCall
+from padiff.records import LOOP, Operand, Trace
 
 # Error of a table, relative to the distance of its rows, up to which it has no rows to tell apart.
 _LEAST_SPREAD = 1e-4
@@ -51,16 +51,16 @@ def unreached(trace: Trace | None, flips: Sequence[Flips], agreeing: Collection[
     """
     if trace is None or not flips:
         return Unreached()
-    names = {_name(each.calls.reference) for each in flips}
-    positions = {k for k, call in enumerate(trace.calls) if call.function and _name(call) in names}
+    names = {each.calls.reference.name for each in flips}
+    positions = {k for k, call in enumerate(trace.calls) if call.function and call.name in names}
     choosing = {k for k in positions if trace.calls[k].chooses}
-    if {_name(each.calls.reference) for each in flips if each.calls.reference.chooses} != {
-        _name(trace.calls[k]) for k in choosing
+    if {each.calls.reference.name for each in flips if each.calls.reference.chooses} != {
+        trace.calls[k].name for k in choosing
     }:
         return Unreached()
     after = reached(trace, choosing, jumps=True, ends=_ends(trace, agreeing))
     outputs = frozenset(site for site, tensor in _outputs(trace) if tensor not in after)
-    if {_name(trace.calls[k]) for k in positions} != names:
+    if {trace.calls[k].name for k in positions} != names:
         return Unreached(outputs)
     before = _gradients_changed(trace, after, positions)
     changed = {
@@ -107,11 +107,6 @@ def _tensors(operands: Sequence[Operand]) -> set[int]:
     return {operand.tensor for operand in operands}
 
 
-def _name(call: TracedCall) -> tuple[str, int, str]:
-    """Return the name of a call, without its number: several calls of one side may be one of the other."""
-    return call.layer, call.call, call.function
-
-
 def effect_of(flips: Flips, trace: Trace, traced: Trace | None) -> float:
     """Return the largest distance of what was chosen otherwise, relative to that of any two rows; 1 if not known.
 
@@ -121,10 +116,10 @@ def effect_of(flips: Flips, trace: Trace, traced: Trace | None) -> float:
         trace: the reference's trace of the step.
         traced: a trace with calls of functions, of this step or an earlier one; `None` if there is none.
     """
-    swaps, effect, name = flips.swaps, None, _name(flips.calls.reference)
+    swaps, effect, name = flips.swaps, None, flips.calls.reference.name
     if swaps is None or not len(swaps.rows) or traced is None:
         return 1.0
-    positions = [k for k, call in enumerate(traced.calls) if call.chooses and _name(call) == name]
+    positions = [k for k, call in enumerate(traced.calls) if call.chooses and call.name == name]
     if not positions or not all(_only_takes(traced, position) for position in positions):
         return 1.0
     for tensor in trace.tensors:
