@@ -56,6 +56,7 @@ from padiff.records import (
 )
 from padiff.records.compared import Figure
 from padiff.records.declared import differences
+from padiff.records.pair_table import PairSchema
 from padiff.records.recorded import left_out_line
 from padiff.records.report_data import Movement
 from padiff.records.step_diffs import FIGURE_NUMBERS, StepDiffs
@@ -75,6 +76,13 @@ def with_loop(alignment: Alignment, steps: Both[Step], infos: Both[RunInfo]) -> 
         return replace(alignment, call_order=call_order(steps, derived, paths, inputs_agree))
     except PadiffError:  # a trace is damaged, or the values can no longer be read
         return alignment
+
+
+def _apart(diffs: StepDiffs) -> set[str]:
+    """Return the layers with an output that did not pass, or could not be compared."""
+    places = diffs.sites.places["forward"]
+    places = places[~(diffs.rows["passed"] & ~diffs.troubled)[places]]
+    return {diffs.sites.layers[place] for place in places.tolist()}
 
 
 # Largest number of parameters that are looked at, evenly spread over the model.
@@ -197,6 +205,9 @@ class RunComparison:
         self._measuring = Measuring(self._measured_stages, self._policy.elementwise, workers, measuring)
         self._boundaries, self._aligned = boundaries, aligned
         self._plan: ComparisonPlan | None = None
+        # Layers whose outputs steps have shown so far, and the pairs of the last such step.
+        self._met: set[str] = set()
+        self._schema: PairSchema | None = None
         self._first_diff: FirstDiff | None = None
         #: The first diff that did not pass, with the records around it; `None` if all passed.
         self.scene: diagnose.DiffContext | None = None
@@ -270,9 +281,16 @@ class RunComparison:
         if self._plan is None:
             self._plan, diffs, before = self._first(steps, numbers)
         else:
-            measure = partial(self._measuring.diffs, numbers=numbers, alignment=self._plan.alignment)
-            plan = replace(self._plan, measure=measure)
-            diffs, before = compare_step(steps, plan, self._before)
+            diffs, before = self._next(steps, numbers, self._plan)
+            others = self._boundaries_of(diffs, steps, self._plan.alignment)
+            if others:  # of layers whose outputs earlier steps lack
+                alignment = self._plan.alignment
+                alignment = replace(alignment, cut_elsewhere=alignment.cut_elsewhere | others)
+                self._plan = replace(self._plan, alignment=alignment)
+                diffs, before = self._next(steps, numbers, self._plan)
+        if diffs and diffs[0].sites is not self._schema:
+            self._schema = sites = diffs[0].sites
+            self._met.update(sites.layers[k] for k in sites.places["forward"].tolist() if sites.complete[k])
         self._before, self._latest = before, diffs[0] if diffs else []
         self._compared = [Both(*sides) for sides in zip(*steps)]
         self._agreed = self._agreed_now
@@ -318,13 +336,30 @@ class RunComparison:
 
         plan = ComparisonPlan(self.runs, alignment, self._policy, self._measured_stages, measure)
         diffs, before = compare_step(steps, plan, self._before)
-        compared = next(rank for rank in diffs if not rank or rank[0].problem is not OWN_SAMPLES)
-        first = steps.map(lambda ranks: ranks[0]) if all(map(len, steps)) and len(steps.reference) == 1 else None
-        others = other_boundaries(compared, alignment, self._boundaries, first)
+        others = self._boundaries_of(diffs, steps, alignment)
         if others:
             plan = replace(plan, alignment=replace(alignment, cut_elsewhere=others))
             diffs, before = compare_step(steps, plan, self._before)
         return replace(plan, measure=None), diffs, before
+
+    def _next(
+        self, steps: Both[list[Step]], numbers: Both[int] | None, plan: ComparisonPlan
+    ) -> tuple[list[StepDiffs], Before]:
+        """Compare a step after the first one."""
+        measure = partial(self._measuring.diffs, numbers=numbers, alignment=plan.alignment)
+        return compare_step(steps, replace(plan, measure=measure), self._before)
+
+    def _boundaries_of(
+        self, diffs: Sequence[StepDiffs], steps: Both[list[Step]], alignment: Alignment
+    ) -> frozenset[tuple[str, str]]:
+        """Return the pairs of layers with different boundaries, of those whose outputs no step before has shown."""
+        compared = next((rank for rank in diffs if not rank or rank[0].problem is not OWN_SAMPLES), None)
+        if compared is None or self._met.issuperset(_apart(compared)):
+            return frozenset()
+        single = all(map(len, steps)) and len(steps.reference) == 1
+        first = steps.map(lambda ranks: ranks[0]) if single else None
+        others = other_boundaries(compared, alignment, self._boundaries, first)
+        return frozenset(paths for paths in others if paths[0] not in self._met)
 
     def before(self, step: int, candidate: RunInfo) -> Report | None:
         """Return a report of the declared differences before any step can be compared.
