@@ -83,6 +83,8 @@ _OF_REFERENCE, _OF_CANDIDATE = "in the candidate, ", "the values agree if, in th
 # Kinds of edits of a call's operands: the other side has to compute what the edited call gives.
 _OF_OPERANDS = frozenset({"parts_order", "axes_order", "comparison"})
 
+# Added to the rank of a number that the candidate's code has not.
+_UNWRITTEN = 5
 # Kinds of edits that the other side's code may contradict: it shows what it computes there.
 _CONTRADICTED = frozenset({"operands", "comparison", "loss_shapes"})
 
@@ -427,7 +429,7 @@ def _as_written(trial: Found, candidate: FormulaView) -> Found:
     values += [first * second for first, second in combinations(values[:_FEW_NUMBERS], 2)]
     forms = [form for value in values for form in _forms(value)]
     written = put == left_out or any(math.isclose(put, form, rel_tol=1e-3, abs_tol=1e-12) for form in forms)
-    return trial if written else replace(trial, edit=replace(edit, telling=False))
+    return trial if written else replace(trial, edit=replace(edit, telling=False, rank=edit.rank + _UNWRITTEN))
 
 
 def _if_undone(trial: Found, candidate: FormulaView) -> Found:
