@@ -489,3 +489,24 @@ def test_weights_that_a_model_is_given_are_no_inputs_that_differ(tmp_path):
     assert placed(fault)[:2] == (0, "forward")
     assert "sigmoid for the reference's tanh" in cause_of(fault).sentence
     assert not fault.independent
+
+
+def spread_out(way):
+    """The spread is 1 at the start: another function of it makes the squares count 4 times, as of 4 samples."""
+    model = nn.Linear(6, 3)
+    model.register_parameter("spread", nn.Parameter(torch.zeros(3)))
+
+    def loss(rng):
+        away = model(tensor(rng, 4, 6)) - tensor(rng, 4, 3)
+        if way == "reference":
+            return (0.5 * torch.exp(-2 * model.spread) * away**2 + model.spread).mean() + model.weight.square().mean()
+        spread = torch.sigmoid(model.spread) if way == "fault" else model.spread.exp()
+        return (model.spread + 0.5 * (away / spread) ** 2).mean() + model.weight.square().mean()
+
+    return descent(model, loss)
+
+
+def test_a_factor_that_is_the_batch_by_chance_is_no_reduction(tmp_path):
+    fault = verdict(tmp_path, spread_out, steps=2)
+    assert placed(fault)[:2] == (0, "loss")
+    assert "samples" not in cause_of(fault).sentence

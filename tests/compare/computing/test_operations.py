@@ -56,7 +56,11 @@ def overwritten(x, y):
     return x
 
 
+KINDS = RNG.integers(0, 4, (2, 7, 9))
+WEIGHTS = torch.tensor([0.1, 0.2, 0.3, 0.4]), paddle.to_tensor([0.1, 0.2, 0.3, 0.4])
 TORCH = {
+    "nll of places": (IMAGE, lambda m, x: F.nll_loss(
+        F.log_softmax(x, 1), torch.tensor(KINDS), WEIGHTS[0], reduction="none") * 1),
     "linear": (X, lambda m, x: F.linear(x, m.w, m.b)),
     "layer_norm": (X, lambda m, x: F.layer_norm(x, (8,), m.b)),
     "group_norm": (X, lambda m, x: F.group_norm(x, 3)),
@@ -118,6 +122,8 @@ PADDLE = {
     "layer_norm": (X, lambda m, x: P.layer_norm(x, 8)),
     "gelu": (X, lambda m, x: P.gelu(x, approximate=True)),
     "softmax": (X, lambda m, x: P.softmax(x, axis=1)),
+    "add_n": (X, lambda m, x: paddle.add_n([x, 2 * x, paddle.sin(x)]) * 1),
+    "nll of places": (IMAGE, lambda m, x: P.nll_loss(P.log_softmax(x, 1), paddle.to_tensor(KINDS), WEIGHTS[1]) * x),
     "at places": (X, lambda m, x: paddle.gather_nd(x, PLACES) + x[2, 3]),
     "added at places": (X, lambda m, x: paddle.scatter_nd_add(paddle.zeros([3, 6, 8]), PLACES[:, :1], x[:2]) * 1),
     "einsum with a parameter": (X, lambda m, x: paddle.einsum("bti,ij,btj->bt", x, m.w, x)),

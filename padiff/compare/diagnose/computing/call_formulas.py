@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import partial, reduce
 from typing import Any
 
 import numpy as np
@@ -759,10 +760,12 @@ def _of_targets(add: Add, targets: int, logs: int) -> int:
 
 def _nll(add: Add, formula: Formula, inputs: KnownInputs, framework: str) -> int:
     logs, labels = _two(inputs)
-    shape = formula.values[logs].shape
-    labels = _as_classes(add, formula, labels, shape)
-    if len(shape) != 2:
+    ndim = formula.values[logs].ndim
+    if ndim < 2:
         raise UnknownError("nll_loss")
+    if ndim > 2:
+        logs = add("transpose", logs, order=[0, *range(2, ndim), 1])
+    labels = _as_classes(add, formula, labels, formula.values[logs].shape)
     inputs = KnownInputs(inputs.function, {**inputs.nodes, 1: labels}, inputs.arguments)
     return _of_labels(add, formula, inputs, "torch", logs)  # neither framework counts ignored rows here
 
@@ -1044,6 +1047,10 @@ def _triu(add: Add, formula: Formula, inputs: KnownInputs, framework: str) -> in
     return add(inputs.function, inputs.first, diagonal=int(inputs.argument(("diagonal",), 1, 0)))
 
 
+def _sum_of_all(add: Add, formula: Formula, inputs: KnownInputs, framework: str) -> int:
+    return reduce(partial(add, "add"), inputs.all)
+
+
 def _scale(add: Add, formula: Formula, inputs: KnownInputs, framework: str) -> int:
     factor, bias = inputs.argument(("scale",), 1, 1.0), inputs.argument(("bias",), 2, 0.0)
     product = add("mul", inputs.first, formula.leaf(constant(float(factor)), CONSTANT))
@@ -1071,6 +1078,7 @@ _FUNCTIONS: Mapping[str, Writing] = {
     "triu": _triu,
     "tril": _triu,
     "scale": _scale,
+    "add_n": _sum_of_all,
 }
 
 

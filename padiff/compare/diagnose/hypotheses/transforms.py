@@ -508,12 +508,8 @@ def facts(scene: DiffContext) -> list[Fact]:
         for scale in sorted({step.loss_scale for step in sides} - {1.0} - counts):
             text = f"it is the loss scale, {scale:g}"
             numbers.append(Fact(scale, "loss_scale", f"{text}: not undone in the candidate", f"{text}: undone twice"))
-        for size in (
-            ()
-            if _loss_agrees(scene)
-            else sorted({r.shape[0] for step in sides for r in step.records if r.stage == "input" and r.shape})
-        ):
-            if size > 1:
+        for size in sorted({r.shape[0] for step in sides for r in step.records if r.stage == "input" and r.shape}):
+            if size > 1 and _may_be_off(scene, size):
                 numbers.append(
                     Fact(
                         size,
@@ -544,10 +540,19 @@ def _loss_divisors(step: Step) -> set[float]:
     return {value for source in sources if (value := float(np.ravel(source.read())[0])) > 0}
 
 
-def _loss_agrees(scene: DiffContext) -> bool:
-    """Return True if losses are recorded and agree, so that both sides reduce the loss in the same way."""
+# Relative difference of the ratio of two losses from a factor.
+_OFF = 1e-2
+
+
+def _may_be_off(scene: DiffContext, factor: float) -> bool:
+    """Return True unless recorded losses agree, or none of them is a factor off, in either direction."""
     losses = [diff for diff in scene.step if diff.pair.stage == "loss" and diff.compared]
-    return bool(losses) and all(diff.passed for diff in losses)
+    figures = [diff.figures for diff in losses if diff.pair.anchor.slot == "loss"]
+    norms = [(each.reference_l2, each.candidate_l2) for each in figures if each is not None]
+    is_off = not norms or any(
+        math.isclose(one, factor * other, rel_tol=_OFF) for pair in norms for one, other in (pair, pair[::-1])
+    )
+    return is_off and not (losses and all(diff.passed for diff in losses))
 
 
 def recognised(ratio: float, known: Sequence[Fact], near: float = NEAR) -> Recognised | None:
