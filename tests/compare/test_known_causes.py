@@ -146,3 +146,25 @@ def test_exact_zeros_that_go_into_leaky_relu_are_the_proven_cause():
 
 def test_leaky_relu_without_exact_zeros_agrees():
     assert padiff.compare_runs(padded(torch, shift=0.1), padded(paddle, shift=0.1)).passed
+
+
+def vector(reduce):
+    """A loss for each of 6 samples; paddle's backward takes the sum of what is not reduced."""
+    paddle.seed(0)
+    net = paddle.nn.Linear(4, 3)
+    net.weight.set_value(np.random.default_rng(2).normal(size=(4, 3)).astype("float32"))
+    with padiff.record(net) as rec:
+        out = net(paddle.to_tensor(np.random.default_rng(3).normal(size=(6, 4)).astype("float32")))
+        reduce(out.abs().sum(-1)).backward()
+        rec.try_dump()
+    return rec.run
+
+
+def test_a_loss_that_is_not_reduced_is_proven_by_its_mean():
+    first = padiff.compare_runs(vector(paddle.mean), vector(lambda x: x)).first_diff
+    assert first.cause.kind == "reduction" and first.cause.proven, first.cause.text
+    assert "begins at a tensor of shape (6,)" in first.cause.sentence
+
+
+def test_a_loss_of_which_the_other_side_takes_the_sum_is_reduced():
+    assert padiff.compare_runs(vector(paddle.sum), vector(lambda x: x)).passed

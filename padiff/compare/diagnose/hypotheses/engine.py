@@ -64,6 +64,7 @@ GROUPS: Mapping[str, tuple[Group, ...]] = {
     "backward": (
         missing_gradient.not_detached,
         clipping.while_scaled,
+        loss_code.unreduced_mean,
         loss_code.hypotheses,
         loss_schedule.hypotheses,
         gradients.backward_hypotheses,

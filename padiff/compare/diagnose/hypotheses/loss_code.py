@@ -374,6 +374,11 @@ def _consumed(graph: Graph, record: Record | None) -> int | None:
     return next((operand.tensor for call in calls for operand in call.inputs if operand.slot == name), None)
 
 
+def unreduced_mean(scene: DiffContext) -> Iterator[Cause]:
+    """Yield the cause that one side's backward begins at several numbers whose mean is the other side's loss."""
+    yield from (cause for cause in unreduced(scene) if cause.proven)
+
+
 def unreduced(scene: DiffContext) -> Iterator[Cause]:
     """Yield the cause that one side's backward begins at several numbers, the other side's at one.
 
@@ -397,8 +402,16 @@ def unreduced(scene: DiffContext) -> Iterator[Cause]:
                 f"the {side}'s backward begins at a tensor of shape {shape}, the other side's at a single number: the "
                 "loss is not reduced, and backward takes the sum"
             )
+            values = graphs.zip(pair).map(lambda each: each[0].values(each[1]))
+            known = [each.astype(np.float64) for each in values if each is not None]
+            sums, means = [float(each.sum()) for each in known], [float(each.mean()) for each in known]
+            if len(known) == 2 and math.isclose(*sums, rel_tol=_AGREES):
+                return  # the other side takes the sum itself
+            proven = len(known) == 2 and math.isclose(*means, rel_tol=_AGREES)
+            evidence = "the mean of these numbers is the other side's" if proven else ""
             makers = graphs.zip(pair).map(lambda each: each[0].producers.get(each[1]))
-            yield Cause("reduction", text, lines=makers.map(lambda call: None if call is None else call.line))
+            lines = makers.map(lambda call: None if call is None else call.line)
+            yield Cause("reduction", text, proven, evidence, lines=lines)
             return
 
 
