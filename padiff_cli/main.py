@@ -14,8 +14,7 @@ from typing import Any, NamedTuple
 
 from padiff import __version__
 from padiff.errors import PadiffError
-from padiff.system.terminal import give_up_output, printable, show_anything
-from padiff.system.warn import warn_of_older
+from padiff.system.terminal import give_up_output, printable, show_anything, warn_of_older
 from padiff_cli.parser import Parser, split_arguments
 
 MISUSE, INTERRUPTED = 2, 130

@@ -16,7 +16,7 @@ from padiff.records.diagnostic import diagnostic_of, position_text
 from padiff.records.diagnostic_text import diagnostic_text
 from padiff.system.guard import Failure
 from padiff.system.language import translated
-from padiff.system.warn import warn
+from padiff.system.terminal import warn
 from padiff_hooks.event_files import ScalarSink
 from padiff_hooks.news import CAUSE_KNOWN
 from padiff_hooks.paired import PairedRuns

@@ -22,8 +22,7 @@ from padiff.replaying import ReplayBatch
 from padiff.replaying.session import runs_of
 from padiff.replaying.step_runner import change_as_asked
 from padiff.system.guard import Failure, Guard, guarded
-from padiff.system.terminal import say
-from padiff.system.warn import warn
+from padiff.system.terminal import say, warn
 from padiff.weights.start import start
 from padiff.weights.stored import open_stored
 from padiff_hooks.event_files import ScalarSink

@@ -97,17 +97,21 @@ def _own_folder(request: pytest.FixtureRequest) -> None:
 @pytest.fixture(autouse=True)
 def unexpected_warnings(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """Warnings of padiff's that no test expects. Tests expect them as those of `warnings`."""
-    from padiff.system import warn
+    from padiff.system import terminal
 
     texts: list[str] = []
+    original = terminal.say
 
-    def say(text: str, alarming: bool, lines: bool = False) -> None:
+    def say(text: str, alarming: bool = False, lines: bool = False) -> None:
+        if not alarming:
+            original(text, alarming, lines)
+            return
         try:
             warnings.warn_explicit(f"padiff: {text}", RuntimeWarning, "padiff", 0)
         except RuntimeWarning:
             texts.append(text)
 
-    monkeypatch.setattr(warn, "say", say)
+    monkeypatch.setattr(terminal, "say", say)
     yield texts
     assert not texts, "padiff warned of what no test expects"
 

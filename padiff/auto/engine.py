@@ -34,7 +34,7 @@ from padiff.model import equivalents
 from padiff.model.tree import is_proxy
 from padiff.recorder import MemoryRun
 from padiff.records import Both, Coverage, Diff, FirstDiff, Layer, Report, RunInfo, Step, figures_text
-from padiff.system.warn import warn_of_older
+from padiff.system.terminal import warn_of_older
 from padiff.weights.assign import AssignError, Carried
 
 _FOLDER = "auto_diff"

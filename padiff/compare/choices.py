@@ -248,9 +248,9 @@ def flips_of(
     traces = steps.map(lambda step: step.trace)
     found: list[Flips] = []
     for position, parts in paired(traces, alignment):
-        name = parts.reference[0].name
+        name = parts.reference[0].full_name
         repeated = [(each.calls.reference, each.places) for each in found if each.places is not None]
-        before = [mask for call, mask in repeated if call.name == name]
+        before = [mask for call, mask in repeated if call.full_name == name]
         flips = _flips(traces, position, parts, earlier, before, traced)
         if flips is not None and (
             flips.count or flips.shared or flips.shift or flips.chosen.reference != flips.chosen.candidate

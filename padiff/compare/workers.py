@@ -27,7 +27,7 @@ from padiff.records import SIDES, Both, Pair, Problem, Record, Run, Step
 from padiff.records.pair_table import fact_of_pairs, pair_schema_of
 from padiff.records.step_diffs import StepDiffs, empty_rows
 from padiff.system.process import exit_with_parent
-from padiff.system.warn import warn
+from padiff.system.terminal import warn
 
 # Assumed number of parallel tasks of an executor that does not report it.
 _USUAL = 8

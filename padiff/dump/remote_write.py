@@ -17,7 +17,7 @@ from padiff.dump.write import RunWriter, Waiting
 from padiff.errors import PadiffError, WriterError
 from padiff.records import RunInfo, Step
 from padiff.records.traces import Pack
-from padiff.system.warn import warn
+from padiff.system.terminal import warn
 
 #: Seconds that the training waits for the store over the whole run, while the queue is full.
 PATIENCE = 30.0

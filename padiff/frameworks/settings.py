@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from padiff.system.warn import warn
+from padiff.system.terminal import warn
 
 # A framework's name of a setting, without leading underscores -> the common name.
 _COMMON = {

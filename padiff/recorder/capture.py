@@ -25,7 +25,7 @@ from padiff.recorder.tensor_copy import SkippedTensor
 from padiff.recorder.tracer import Prelude
 from padiff.records import LOOP, Step, bytes_text
 from padiff.system.guard import RAISING, Guard, guarded
-from padiff.system.warn import warn
+from padiff.system.terminal import warn
 
 
 class Capture:

@@ -22,8 +22,7 @@ from padiff.recorder.template_matcher import Planning
 from padiff.recorder.tracer import Prelude
 from padiff.records import ROOT, is_below
 from padiff.system.guard import Guard, reraise_from_signal_handler
-from padiff.system.terminal import Switches
-from padiff.system.warn import warn
+from padiff.system.terminal import Switches, warn
 
 # Stack frames per nested layer (Python 3.11, torch 2.13; one less in paddle): the layer's `__call__`, two functions of
 # the framework, `forward`. A hook adds one frame.

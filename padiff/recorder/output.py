@@ -34,8 +34,7 @@ from padiff.records import (
 from padiff.records.traces import Pack
 from padiff.sketches.samples import Samples
 from padiff.sketches.sketch import Kind
-from padiff.system.terminal import say
-from padiff.system.warn import warn
+from padiff.system.terminal import say, warn
 
 #: Default maximum size of a run in memory, in bytes.
 MAX_BYTES = 1_000_000_000

@@ -32,8 +32,7 @@ from padiff.records import RunInfo, Step
 from padiff.records.recorded import left_out_line
 from padiff.records.traces import Pack, without_code
 from padiff.system.guard import Failure, Guard, guarded, weakly
-from padiff.system.terminal import say
-from padiff.system.warn import warn_of_older
+from padiff.system.terminal import say, warn_of_older
 
 # Objects of the parent's recorders in a forked process. Never freed: they may hold memory of a device that the fork
 # cannot access.

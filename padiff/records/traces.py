@@ -103,7 +103,7 @@ class TracedCall:
     cut: bool = False
 
     @property
-    def name(self) -> tuple[str, int, str]:
+    def full_name(self) -> tuple[str, int, str]:
         """Return the layer, the number of its call, and the function: what further calls of the function share."""
         return self.layer, self.call, self.function
 

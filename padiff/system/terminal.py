@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import importlib.metadata
 import io
 import os
 import re
@@ -146,6 +147,34 @@ def say(text: str, alarming: bool = False, lines: bool = False) -> None:
     if alarming or os.environ.get("PADIFF_QUIET", "").strip().upper() not in _ON:
         line = f"padiff: {printable(text, lines)}"
         print(f"\x1b[31m{line}\x1b[0m" if alarming and coloured(sys.stderr) else line, file=sys.stderr, flush=True)
+
+
+def warn(text: str, lines: bool = False) -> None:
+    """Print a warning on standard error, behind ``padiff:``.
+
+    Args:
+        text: the warning.
+        lines: True if the text has several lines.
+
+    Not through `warnings`: the training's filters would hide it, or raise it and end the training.
+    """
+    say(text, alarming=True, lines=lines)
+
+
+#: Name of this package's distribution, and of the distribution of an older tool whose package is also ``padiff``.
+NAME, OLDER = "padiff-hooks", "padiff"
+
+
+def warn_of_older() -> None:
+    """Warn if the older distribution is installed, because the files of both packages mix in one folder."""
+    try:
+        version = importlib.metadata.version(OLDER)
+    except importlib.metadata.PackageNotFoundError:
+        return
+    warn(
+        f"the distribution {OLDER!r} {version} is installed beside {NAME!r}: both bring a package 'padiff', and "
+        f"their files mix. Run: pip uninstall -y {OLDER} && pip install --force-reinstall --no-deps {NAME}"
+    )
 
 
 def _switch(name: str) -> bool:

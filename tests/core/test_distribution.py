@@ -6,7 +6,7 @@ import warnings
 
 import pytest
 
-from padiff.system.warn import warn_of_older
+from padiff.system.terminal import warn_of_older
 
 
 def test_an_older_padiff_beside_this_one_is_reported_with_the_remedy(tmp_path, monkeypatch):

@@ -68,11 +68,11 @@ class _Pinned:
         self._diffs, self._step, self._info = diffs, steps.reference, infos.reference
         self._graphs = steps.zip(infos).map(lambda side: Graph(side[0].trace, side[1].layers))
         trace = self._step.trace
-        names = {each.calls.reference.name for each in flips if each.calls.reference.chooses}
-        self._choosing = {k for k, call in enumerate(trace.calls) if call.chooses and call.name in names}
+        names = {each.calls.reference.full_name for each in flips if each.calls.reference.chooses}
+        self._choosing = {k for k, call in enumerate(trace.calls) if call.chooses and call.full_name in names}
         used = {operand.tensor for call in trace.calls if call.function for operand in call.inputs}
         #: True if the trace shows all that chose otherwise, and that functions use what these calls chose.
-        self.is_traced = names == {trace.calls[k].name for k in self._choosing} and all(
+        self.is_traced = names == {trace.calls[k].full_name for k in self._choosing} and all(
             each.calls.reference.function for each in flips
         )
         self.is_traced &= all(jumping(trace, trace.calls[k]) & used for k in self._choosing)
@@ -84,7 +84,7 @@ class _Pinned:
     def _picks(self, flips: Flips) -> Mapping[int, np.ndarray]:
         """Return the places that the candidate chose, as the output of the reference's call; empty: not known."""
         call, swaps, trace = flips.calls.reference, flips.swaps, self._step.trace
-        numbers = [k for k, each in enumerate(trace.calls) if each.chooses and each.name == call.name]
+        numbers = [k for k, each in enumerate(trace.calls) if each.chooses and each.full_name == call.full_name]
         places = [o.tensor for o in call.outputs if trace.tensors[o.tensor].dtype.startswith("int")]
         values = self._graphs.reference.values(places[0]) if len(places) == 1 else None
         if swaps is None or swaps.ranks is None or values is None or len(numbers) != 1:

@@ -488,7 +488,7 @@ def _reshapes_alike(calls: Both[TracedCall], graphs: Both[Graph]) -> bool:
 
 
 def _alike(call: TracedCall, graph: Graph) -> list[TracedCall]:
-    return [each for each in graph.trace.calls if each.name == call.name]
+    return [each for each in graph.trace.calls if each.full_name == call.full_name]
 
 
 def _repeated(calls: Sequence[TracedCall], graphs: Both[Graph]) -> Both[TracedCall] | None:

@@ -461,7 +461,7 @@ def place_of(call: TracedCall, trace: Trace) -> str:
     """Return the position of a call in its layer as text, e.g. ``the second add() in `blocks.0` ``."""
     if not call.function:
         return f"`{call.layer}`"
-    same_function = sum(sibling.name == call.name for sibling in trace.calls)
+    same_function = sum(sibling.full_name == call.full_name for sibling in trace.calls)
     ordinal = _ORDINALS[call.nth] if call.nth < len(_ORDINALS) else f"{call.nth + 1}th"
     function = f"the {ordinal} {call.function}()" if same_function > 1 else f"{call.function}()"
     return f"{function} in {'the loop' if call.layer == LOOP else f'`{call.layer}`'}"

@@ -51,16 +51,16 @@ def unreached(trace: Trace | None, flips: Sequence[Flips], agreeing: Collection[
     """
     if trace is None or not flips:
         return Unreached()
-    names = {each.calls.reference.name for each in flips}
-    positions = {k for k, call in enumerate(trace.calls) if call.function and call.name in names}
+    names = {each.calls.reference.full_name for each in flips}
+    positions = {k for k, call in enumerate(trace.calls) if call.function and call.full_name in names}
     choosing = {k for k in positions if trace.calls[k].chooses}
-    if {each.calls.reference.name for each in flips if each.calls.reference.chooses} != {
-        trace.calls[k].name for k in choosing
+    if {each.calls.reference.full_name for each in flips if each.calls.reference.chooses} != {
+        trace.calls[k].full_name for k in choosing
     }:
         return Unreached()
     after = reached(trace, choosing, jumps=True, ends=_ends(trace, agreeing))
     outputs = frozenset(site for site, tensor in _outputs(trace) if tensor not in after)
-    if {trace.calls[k].name for k in positions} != names:
+    if {trace.calls[k].full_name for k in positions} != names:
         return Unreached(outputs)
     before = _gradients_changed(trace, after, positions)
     changed = {
@@ -116,10 +116,10 @@ def effect_of(flips: Flips, trace: Trace, traced: Trace | None) -> float:
         trace: the reference's trace of the step.
         traced: a trace with calls of functions, of this step or an earlier one; `None` if there is none.
     """
-    swaps, effect, name = flips.swaps, None, flips.calls.reference.name
+    swaps, effect, name = flips.swaps, None, flips.calls.reference.full_name
     if swaps is None or not len(swaps.rows) or traced is None:
         return 1.0
-    positions = [k for k, call in enumerate(traced.calls) if call.chooses and call.name == name]
+    positions = [k for k, call in enumerate(traced.calls) if call.chooses and call.full_name == name]
     if not positions or not all(_only_takes(traced, position) for position in positions):
         return 1.0
     for tensor in trace.tensors:
