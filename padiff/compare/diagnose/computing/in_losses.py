@@ -239,6 +239,8 @@ def _signed(signs: Mapping[int, float], value: float) -> dict[int, Change]:
 def temperatures(sheet: FormulaView) -> Iterator[Number]:
     """Yield a temperature that several softmaxes are taken at, with its square as the weight of the term."""
     divisors: dict[float, list[int]] = {}
+    numbers = [k for k, node in enumerate(sheet.nodes) if node.name and sheet.is_number(k)]
+    values = {k: float(sheet.formula.values[k]) for k in numbers}
     for node in sheet.nodes:
         if node.operation == "div" and sheet.is_number(node.given[1]):
             size = float(sheet.formula.values[node.given[1]])
@@ -247,18 +249,21 @@ def temperatures(sheet: FormulaView) -> Iterator[Number]:
         softened = [k for k in places if sheet.feeds(k, frozenset({"softmax", "log_softmax"}))]
         if len(softened) < 2 or size in (0.0, 1.0):
             continue
-        squares = [
-            k
-            for k, node in enumerate(sheet.nodes)
-            if node.name and sheet.is_number(k) and math.isclose(float(sheet.formula.values[k]), size * size)
-            if any(sheet.nodes[user].operation == "mul" for user in sheet.users(k))
-        ]
-        for squared in ([squares] if squares else []) + [[]]:
-            square = ", whose square multiplies the term," if squared else ""
+        squares = [k for k, value in values.items() if math.isclose(value, size * size) and "mul" in _uses(sheet, k)]
+        # Code multiplies by the square, or twice.
+        twice = [k for k, value in values.items() if math.isclose(value, size) and "mul" in _uses(sheet, k)]
+        twice = twice if len(twice) == 2 else []
+        for squared, again in dict.fromkeys(((tuple(squares), ()), ((), tuple(twice)), ((), ()))):
+            square = ", whose square multiplies the term," if squared or again else ""
             what = f"the temperature of the softmaxes in the loss{square}"
-            make = _together(softened, squared)
+            make = _together([*softened, *again], squared)
             at = sheet.users(softened[0])[0]
             yield Number("temperature", "a temperature", what, size, make, at, (1.0, 2 * size), rank=0)
+
+
+def _uses(sheet: FormulaView, k: int) -> set[str]:
+    """Return the operations that take a node."""
+    return {sheet.nodes[user].operation for user in sheet.users(k)}
 
 
 def _together(places: Sequence[int], squared: Sequence[int]) -> Any:
@@ -617,10 +622,14 @@ def _all_other_inputs(
     if len(differ) > 1:
         text = f"the loss is of other numbers of the loop, {' and '.join(_operand(sheet, k) for k, _ in differ)}"
         before = dict(own)
-        if all(any(np.allclose(other, before[k], 1e-5) for k, _ in differ) for _, other in differ):
+        if all(any(_are_close(other, before[k]) for k, _ in differ) for _, other in differ):
             text = f"inputs of the loss are exchanged: {' and '.join(_into(sheet, k) for k, _ in differ)}"
         changes = {k: put(values) for k, values in differ}
         yield Edit("loss_input", "other inputs", text, changes, 0, at=differ[0][0])
+
+
+def _are_close(values: np.ndarray, others: np.ndarray) -> bool:
+    return values.shape == others.shape and np.allclose(values, others, 1e-5)
 
 
 def _operand(sheet: FormulaView, k: int) -> str:
