@@ -510,3 +510,39 @@ def test_a_factor_that_is_the_batch_by_chance_is_no_reduction(tmp_path):
     fault = verdict(tmp_path, spread_out, steps=2)
     assert placed(fault)[:2] == (0, "loss")
     assert "samples" not in cause_of(fault).sentence
+
+
+class Student(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body, self.head = nn.Linear(6, 9), nn.Linear(9, 4)
+
+    def forward(self, x):
+        z = torch.tanh(self.body(x))
+        return self.head(z), z
+
+
+def distilled(way):
+    """Two tensors of a teacher, of other shapes; the square of the temperature, or the temperature twice."""
+    model, teacher = Student(), nn.Linear(6, 13)
+    t = 2.0 if way == "fault" else 4.0
+
+    def loss(rng):
+        x = tensor(rng, 8, 6)
+        with torch.no_grad():
+            taught, hidden = teacher(x).split([4, 9], 1)
+        z, h = model(x)
+        if way == "reference":
+            soft = f.kl_div(f.log_softmax(z / t, 1), f.softmax(taught / t, 1), reduction="batchmean") * t * t
+        else:
+            wanted = f.softmax(taught / t, 1)
+            soft = (wanted * (wanted.log() - f.log_softmax(z / t, 1))).sum(1).mean() * t**2
+        return soft + f.mse_loss(h, hidden)
+
+    return descent(model, loss)
+
+
+def test_a_temperature_is_named_beside_other_tensors_of_a_teacher(tmp_path):
+    fault = verdict(tmp_path, distilled, steps=2)
+    assert cause_of(fault).proven and "temperature" in cause_of(fault).kind
+    assert "whose square multiplies the term, is 2 for the reference's 4" in cause_of(fault).sentence
