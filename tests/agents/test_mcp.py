@@ -247,8 +247,8 @@ def proven(kind, text, fix=""):
 
 SCALE = proven("scale", "in the candidate, the scale of attention in div() in `layers.0` is 8 for "
                "the reference's 2.82843 (sqrt(8))")  # fmt: skip
-LOSS = proven("loss", "in the candidate, the loss is of the squared error (MSE), in the place of smooth_l1_loss() "
-              "in the loop of the reference", "torch.nn.functional.smooth_l1_loss(..., beta=1.0)")  # fmt: skip
+LOSS = proven("loss", "in the candidate, the loss is of the squared error (MSE), for what the reference's "
+              "smooth_l1_loss() in the loop takes", "torch.nn.functional.smooth_l1_loss(..., beta=1.0)")  # fmt: skip
 GELU = proven("activation", "the candidate uses tanh-form GELU for the reference's exact GELU (gelu() in `1`)")
 RESIDUAL = proven("term", "in the candidate, the residual is missing: add() in `0` leaves out what `0` gives")
 RATE = proven("rate", "the learning rates differ: 0.1 against 0.2", "torch.optim.SGD(..., lr=0.1)")

@@ -502,7 +502,7 @@ def _error(sheet: FormulaView, k: int) -> Iterator[Edit]:
         yield Edit("square_missing", "a square", text, {k: instead(error)}, 0, at=k)
     for name, function in others.items():
         change: Change = lambda get, own, function=function: np.asarray(function(get(error)))  # type: ignore[misc]  # noqa: E731
-        text = f"the loss is of {name}, in the place of {where} of the reference"
+        text = f"the loss is of {name}, for what the reference's {where} takes"
         yield Edit("loss_function", "another loss function", text, {k: change}, 0, at=k)
 
 
