@@ -50,7 +50,7 @@ def adversarial(way):
 
 def test_a_term_that_a_loss_of_logits_leaves_out_is_no_missing_sigmoid(tmp_path):
     fault = verdict(tmp_path, adversarial, steps=3)
-    assert placed(fault)[:2] == (0, "grad")
+    assert placed(fault)[:2] == (0, "loss")
     cause = cause_of(fault)
     assert cause.kind == "missing_call" and not cause.proven, cause
     assert "calls `discriminator` 2 times, and has no partner of call 1" in cause.sentence
