@@ -262,7 +262,8 @@ def test_a_key_that_the_diagnostic_names_is_tried_first(tmp_path, capsys):
     code, content, text = keys(tmp_path, capsys, {"lr": 0.3})
     assert code == 0, text
     assert content["culprits"] == ["train.lr"]
-    assert (content["search_runs"], content["runs"]) == (3, 4)
+    # Where a start takes most of a run's time, its trials have all steps, and none is run again.
+    assert content["search_runs"] == 3 and content["runs"] <= 5
 
 
 @LONG
