@@ -79,9 +79,9 @@ def with_loop(alignment: Alignment, steps: Both[Step], infos: Both[RunInfo]) -> 
 
 
 def _apart(diffs: StepDiffs) -> set[str]:
-    """Return the layers with an output that did not pass, or could not be compared."""
+    """Return the layers with an output on both sides that did not pass, or could not be compared."""
     places = diffs.sites.places["forward"]
-    places = places[~(diffs.rows["passed"] & ~diffs.troubled)[places]]
+    places = places[(diffs.sites.complete & ~(diffs.rows["passed"] & ~diffs.troubled))[places]]
     return {diffs.sites.layers[place] for place in places.tolist()}
 
 
@@ -354,7 +354,7 @@ class RunComparison:
     ) -> frozenset[tuple[str, str]]:
         """Return the pairs of layers with different boundaries, of those whose outputs no step before has shown."""
         compared = next((rank for rank in diffs if not rank or rank[0].problem is not OWN_SAMPLES), None)
-        if compared is None or self._met.issuperset(_apart(compared)):
+        if compared is None or (self._met and self._met.issuperset(_apart(compared))):
             return frozenset()
         single = all(map(len, steps)) and len(steps.reference) == 1
         first = steps.map(lambda ranks: ranks[0]) if single else None
