@@ -258,12 +258,13 @@ def test_one_key_of_twelve_takes_few_runs(tmp_path, capsys):
     assert content["runs"] <= math.ceil(math.log2(12)) + 4
 
 
-def test_a_key_that_the_diagnostic_names_is_tried_first(tmp_path, capsys):
+def test_a_key_that_the_diagnostic_names_is_tried_first(tmp_path, capsys, monkeypatch):
+    # Else the share of the time that a start takes, and with it the load of the machine, decides how long trials are.
+    monkeypatch.setattr("padiff_cli.bisect.trials.Trial.is_mostly_start", True)
     code, content, text = keys(tmp_path, capsys, {"lr": 0.3})
     assert code == 0, text
     assert content["culprits"] == ["train.lr"]
-    # Where a start takes most of a run's time, its trials have all steps, and none is run again.
-    assert content["search_runs"] == 3 and content["runs"] <= 5
+    assert (content["search_runs"], content["runs"]) == (3, 4)
 
 
 @LONG

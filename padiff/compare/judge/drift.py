@@ -394,11 +394,16 @@ def numbers_of(diffs: StepDiffs, before: Mapping[Key, float]) -> dict[Key, float
 
     A sum passes zero, and the rounding of its terms does not. Of several calls, the largest number counts.
     """
+    numbers = diffs.figure_fact(_numbers_here)
+    return {**numbers, **{key: max(numbers.get(key, 0.0), number / 2) for key, number in before.items()}}
+
+
+def _numbers_here(diffs: StepDiffs) -> dict[Key, float]:
     sites = diffs.sites
     places = np.concatenate([sites.places[stage] for stage in ("input", "forward", "grad")])
     of_loop = sites.fact(SiteFacts).of_loop[places]
     places = places[diffs.known[places] & (diffs.rows["size"][places] == 1) & ~of_loop]
-    numbers = {key: number / 2 for key, number in before.items()}
+    numbers: dict[Key, float] = {}
     for place, norm in zip(places.tolist(), diffs.rows["reference_l2"][places].tolist()):
         key = sites.keys[place]
         numbers[key] = max(numbers.get(key, 0.0), norm)
