@@ -11,23 +11,33 @@ import padiff
 F = torch.nn.functional
 
 
+def recorded(models, optimizer, losses, is_whole=True):
+    """Return the run of a training on losses, each of which is computed when it is asked for."""
+    with padiff.record(models, optimizer=optimizer) as rec:
+        for value in losses:
+            if is_whole:
+                value.backward()
+            rec.log_loss(value.detach())
+            optimizer.step()
+            optimizer.zero_grad()
+            rec.try_dump()
+    return rec.run
+
+
 def trained(loss, rate=0.1, second=False):
     torch.manual_seed(0)
     net, other = (
         torch.nn.Sequential(torch.nn.Linear(6, 12), torch.nn.Tanh(), torch.nn.Linear(12, 4)) for _ in range(2)
     )
     rng, optimizer = np.random.default_rng(3), torch.optim.SGD(net.parameters(), rate)
-    with padiff.record({"net": net, "other": other} if second else net, optimizer=optimizer) as rec:
+
+    def losses():
         for _ in range(2):
             x = torch.tensor(rng.normal(size=(12, 6)).astype("float32"))
             y = torch.tensor((rng.random((12, 1)) < 0.4).astype("float32"))
-            value = loss(net, other, x, y)
-            value.backward()
-            rec.log_loss(value.detach())
-            optimizer.step()
-            optimizer.zero_grad()
-            rec.try_dump()
-    return rec.run
+            yield loss(net, other, x, y)
+
+    return recorded({"net": net, "other": other} if second else net, optimizer, losses())
 
 
 def contrast(divided):
@@ -186,16 +196,7 @@ def linear(loss, steps, is_whole=True):
     torch.manual_seed(0)
     net = torch.nn.Linear(6, 4)
     optimizer = torch.optim.SGD(net.parameters(), 0.01)
-    with padiff.record(net, optimizer=optimizer) as rec:
-        for step in range(steps):
-            value = loss(net, step)
-            if is_whole:
-                value.backward()
-            rec.log_loss(value.detach())
-            optimizer.step()
-            optimizer.zero_grad()
-            rec.try_dump()
-    return rec.run
+    return recorded(net, optimizer, (loss(net, step) for step in range(steps)), is_whole)
 
 
 def test_a_step_without_a_backward_is_named():
