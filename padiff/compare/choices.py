@@ -333,9 +333,8 @@ def _by_code(traces: Both[Trace], alignment: Alignment, traced: Both[Trace] | No
             layers_before = sum(not each.function for each in shown.reference.calls[:at])
             at = [k for k, each in enumerate(traces.reference.calls) if not each.function][layers_before - 1] + 1
             here = traces.reference if is_reference else traces.candidate
-            name = chooser.call.layer, chooser.call.call, chooser.call.function, chooser.call.nth
             again = ((k, each) for k, each in enumerate(here.calls) if each.chooses)
-            same = [(k, each) for k, each in again if (each.layer, each.call, each.function, each.nth) == name]
+            same = [(k, each) for k, each in again if each.numbered_name == chooser.call.numbered_name]
             chooser, places = _Chooser(here, *same[0]) if same else chooser, None
         flips = _of_one_side(chooser, at, places)
         if flips is not None:
@@ -1211,8 +1210,7 @@ def _uses_places(trace: Trace, call: TracedCall, traced: Trace | None) -> bool |
         traced: the trace of an earlier step, with calls of functions.
     """
     if not trace.functions and traced is not None:
-        name = call.layer, call.call, call.function, call.nth
-        same = [each for each in traced.calls if (each.layer, each.call, each.function, each.nth) == name]
+        same = [each for each in traced.calls if each.numbered_name == call.numbered_name]
         trace, call = (traced, same[0]) if same else (trace, call)
     if not trace.functions:
         return None

@@ -108,6 +108,11 @@ class TracedCall:
         return self.layer, self.call, self.function
 
     @property
+    def numbered_name(self) -> tuple[str, int, str, int]:
+        """Return the full name with the number of the call among those that share it."""
+        return *self.full_name, self.nth
+
+    @property
     def chooses(self) -> bool:
         """Return True if the call chooses values, and does not only hold them within bounds."""
         return self.choice is not None and self.choice.rows > 0

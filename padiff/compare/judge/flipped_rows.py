@@ -110,7 +110,7 @@ class EarlierFlips:
         for mask in (each.places for each in flips if each.places is not None):
             places[len(mask)] = places.get(len(mask), False) | mask
         last = self.last if self.last is None else (self.last[0], min(1.0, sum(each.share for each in flips)))
-        calls = self.calls | {(*each.calls.reference.full_name, each.calls.reference.nth) for each in flips}
+        calls = self.calls | {each.calls.reference.numbered_name for each in flips}
         return replace(self, places=places, last=last, calls=calls)
 
     def is_independent(self, shape: Sequence[int]) -> bool:
@@ -118,9 +118,7 @@ class EarlierFlips:
         if self.traced is None:
             return False
         trace = self.traced.reference
-        positions = [
-            k for k, call in enumerate(trace.calls) if call.chooses and (*call.full_name, call.nth) in self.calls
-        ]
+        positions = [k for k, call in enumerate(trace.calls) if call.chooses and call.numbered_name in self.calls]
         writes = [
             {operand.tensor for operand in call.inputs[1:]}
             for call in trace.calls
